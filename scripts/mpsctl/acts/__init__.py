@@ -1,0 +1,1 @@
+"""Floor 3: what is done to a host."""

@@ -1,0 +1,1 @@
+"""Floor 3: what is read back from a host."""

@@ -1,0 +1,1 @@
+"""Floor 1: plain values. Nothing here touches the host."""

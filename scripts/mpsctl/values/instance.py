@@ -1,0 +1,282 @@
+"""The wished state of one instance (one control daemon) and its file ``/etc/mps/<instance>.conf``.
+
+The file is in systemd's own INI manner. ``%i`` in a value stands for the instance's name. A key that
+is absent is not managed: what it would set is left as found.
+"""
+
+from __future__ import annotations
+
+import configparser
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Callable, Iterable, Mapping, Optional, Sequence
+
+from mpsctl.values import gpu as gpu_names
+from mpsctl.values import quantity
+from mpsctl.values.errors import BadValue
+from mpsctl.values.quantity import Quantity
+
+VARIABLES: Mapping[str, str] = {
+    "GPUs": "mps_instances",
+    "PipeDirectory": "mps_pipe_root",
+    "ComputeMode": "mps_compute_mode",
+    "DeviceMemoryLimit": "mps_device_memory_limit",
+    "ActiveThreadPercentage": "mps_active_thread_percentage",
+    "ClientPriority": "mps_client_priority",
+    "DriverTimeoutSec": "mps_driver_timeout_s",
+    "StopTimeoutSec": "mps_stop_timeout_s",
+}
+"""The role's variable behind each key of the file."""
+
+_SECTIONS: Mapping[str, Sequence[str]] = {
+    "Instance": ("GPUs", "PipeDirectory", "ComputeMode"),
+    "Limits": ("DeviceMemoryLimit", "ActiveThreadPercentage", "ClientPriority"),
+    "Timeouts": ("DriverTimeoutSec", "StopTimeoutSec"),
+}
+
+DAEMON_DIRECTORY_MAX_BYTES = 87
+"""The longest pipe directory that the daemon can serve: ``<directory>/control_privileged`` must fit a
+socket address. At 88 it exits with 1 and says nothing (control daemons 535, 550, 555)."""
+
+PRIVATE_NAME_BYTES = 12
+"""The daemon's own directory inside the public one: a dot and 11 characters that cannot be guessed."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
+_PATH = re.compile(r"(?:/[A-Za-z0-9_.-]+)+")
+_UNSAFE_ROOTS = ("/tmp", "/var/tmp", "/dev/shm", "/root")
+
+
+@dataclass(frozen=True)
+class Instance:
+    """What is wished of one instance. ``None`` means not managed.
+
+    ``limit`` is what one client may take on each device, ``thread_percentage`` the share of the
+    multiprocessors in percent, ``client_priority`` 0 (normal) or 1 (below normal).
+    """
+
+    name: str
+    gpus: tuple[str, ...]
+    pipe_directory: str
+    compute_mode: Optional[str] = None
+    limit: Optional[Quantity] = None
+    thread_percentage: Optional[float] = None
+    client_priority: Optional[int] = None
+    driver_timeout_s: int = 90
+    stop_timeout_s: int = 20
+
+    @property
+    def unit(self) -> str:
+        return f"mps-control@{self.name}.service"
+
+
+def parse_conf(text: str, name: str) -> Instance:
+    """Read an instance's file.
+
+    :raises BadValue: naming the key, with the line where the parser tells it.
+    """
+    check_name(name)
+    parser = configparser.ConfigParser(
+        delimiters=("=",), comment_prefixes=("#", ";"), interpolation=None, empty_lines_in_values=False
+    )
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    try:
+        parser.read_string(text, source=f"{name}.conf")
+    except configparser.Error as error:
+        line = " ".join(str(error).split())
+        raise BadValue(line, "the sections and keys of an instance's file", "write it anew with the role") from None
+    values = {}
+    for section in parser.sections():
+        if section not in _SECTIONS:
+            raise BadValue(f"[{section}]", f"one of {', '.join(_SECTIONS)}", "correct the section's name", section)
+        for key, value in parser.items(section):
+            if key not in _SECTIONS[section]:
+                known = [k for keys in _SECTIONS.values() for k in keys]
+                near = difflib.get_close_matches(key, known, 1)
+                raise BadValue(
+                    f"{key} in [{section}]",
+                    f"one of {', '.join(_SECTIONS[section])}",
+                    f"did you mean {near[0]}?" if near else "remove it",
+                    key,
+                )
+            values[key] = value.replace("%i", name)
+    return from_values(values, name)
+
+
+def from_values(values: Mapping[str, str], name: str) -> Instance:
+    """An instance from the file's keys.
+
+    :raises BadValue: with ``key`` and ``variable`` set, if a value is refused or a needed key is missing.
+    """
+    check_name(name)
+
+    def get(key: str, check: Callable[[str], object]) -> object:
+        if key not in values:
+            return None
+        try:
+            return check(values[key])
+        except BadValue as error:
+            raise error.named(key, VARIABLES[key]) from None
+
+    for key in ("GPUs", "PipeDirectory"):
+        if key not in values:
+            raise BadValue("no value", f"{key} in the instance's file", f"set {VARIABLES[key]}", key, VARIABLES[key])
+    fields = {
+        "gpus": get("GPUs", check_gpu_list),
+        "pipe_directory": get("PipeDirectory", check_pipe_directory),
+        "compute_mode": get("ComputeMode", check_compute_mode),
+        "limit": get("DeviceMemoryLimit", quantity.parse),
+        "thread_percentage": get("ActiveThreadPercentage", check_thread_percentage),
+        "client_priority": get("ClientPriority", check_client_priority),
+        "driver_timeout_s": get("DriverTimeoutSec", check_timeout_s),
+        "stop_timeout_s": get("StopTimeoutSec", check_timeout_s),
+    }
+    return Instance(name=name, **{k: v for k, v in fields.items() if v is not None})  # type: ignore[arg-type]
+
+
+def check_name(name: object) -> str:
+    """An instance's name that systemd, a path and a socket address can carry.
+
+    :raises BadValue: otherwise; the variable is ``mps_instances``.
+    """
+    if isinstance(name, str) and _NAME.fullmatch(name):
+        return name
+    raise BadValue(
+        f"the instance name {name!r}",
+        "1 to 32 letters, digits, '_', '.' or '-', beginning with a letter or digit",
+        "rename the instance",
+        variable="mps_instances",
+    )
+
+
+def check_gpu_list(text: str) -> tuple[str, ...]:
+    """The devices of an instance, in the order that gives them their ordinals.
+
+    :raises BadValue: if empty, not a device's name, or a device is named twice.
+    """
+    references = tuple(gpu_names.check_reference(part) for part in re.split(r"[,\s]+", text.strip()) if part)
+    if not references:
+        raise BadValue("no GPU", "at least one GPU", "name one by index, UUID or PCI address")
+    for reference in references:
+        if references.count(reference) > 1:
+            raise BadValue(f"GPU {reference} twice", "each GPU once", "remove one")
+    return references
+
+
+def check_gpus(instances: Iterable[Instance]) -> None:
+    """Two instances on one device, as far as their names tell: two daemons would fight for it.
+
+    :raises BadValue: naming both instances; the variable is ``mps_instances``.
+    """
+    owners: dict[str, str] = {}
+    names: set[str] = set()
+    for instance in instances:
+        if instance.name in names:
+            raise BadValue(
+                f"two instances named {instance.name!r}", "one", "rename one of them", variable="mps_instances"
+            )
+        names.add(instance.name)
+        for reference in instance.gpus:
+            if reference in owners:
+                raise one_gpu_twice(reference, owners[reference], instance.name)
+            owners[reference] = instance.name
+
+
+def one_gpu_twice(what: str, first: str, second: str) -> BadValue:
+    """The refusal of two instances on one GPU."""
+    return BadValue(
+        f"GPU {what} in the instances {first!r} and {second!r}",
+        "one instance for each GPU",
+        "give it to one of them",
+        key="GPUs",
+        variable="mps_instances",
+    )
+
+
+def check_pipe_directory(text: object) -> str:
+    """A public pipe directory: clients and the daemon's own directory inside it fit their socket addresses.
+
+    :raises BadValue: for a relative, unclean or too long path, or one that is cleaned, shared or closed.
+    """
+    path = _check_path(text)
+    excess = len(path.encode()) + 1 + PRIVATE_NAME_BYTES - DAEMON_DIRECTORY_MAX_BYTES
+    if excess > 0:
+        raise BadValue(
+            f"{path!r} of {len(path.encode())} bytes",
+            f"at most {DAEMON_DIRECTORY_MAX_BYTES - 1 - PRIVATE_NAME_BYTES} bytes (the daemon's longest socket"
+            f" needs {DAEMON_DIRECTORY_MAX_BYTES} less the {PRIVATE_NAME_BYTES + 1} of its own directory)",
+            f"shorten it by {excess}",
+        )
+    return path
+
+
+def check_pipe_root(text: object, longest_instance_name: str = "0") -> str:
+    """The directory under which every instance has its pipe directory.
+
+    :raises BadValue: as check_pipe_directory, for the longest of the instances' names.
+    """
+    path = _check_path(text)
+    try:
+        check_pipe_directory(f"{path}/{longest_instance_name}")
+    except BadValue as error:
+        raise error.named("PipeDirectory", "mps_pipe_root") from None
+    return path
+
+
+def _check_path(text: object) -> str:
+    if not isinstance(text, str) or not _PATH.fullmatch(text) or str(PurePosixPath(text)) != text:
+        raise BadValue(
+            repr(text), "an absolute path of letters, digits, '_', '.' and '-'", "write for example /run/nvidia-mps"
+        )
+    if any(part in (".", "..") for part in text.split("/")):
+        raise BadValue(repr(text), "a path without '.' and '..'", "write it out")
+    for root in _UNSAFE_ROOTS:
+        if text == root or text.startswith(root + "/"):
+            why = "closed to other users" if root == "/root" else "emptied by cleaners and shared by everyone"
+            raise BadValue(repr(text), f"a path outside {root}, which is {why}", "use /run/nvidia-mps")
+    return text
+
+
+def check_compute_mode(text: object) -> str:
+    """:raises BadValue: if it is neither ``exclusive_process`` nor ``default``."""
+    if text in (gpu_names.EXCLUSIVE_PROCESS, gpu_names.DEFAULT):
+        return str(text)
+    raise BadValue(
+        repr(text), "exclusive_process or default (or nothing: not managed)", "write exclusive_process"
+    )
+
+
+def check_thread_percentage(value: object) -> float:
+    """A share of the multiprocessors in percent, above 0 and up to 100, with at most one decimal.
+
+    The daemon keeps its old value without a word for 0, 101 or text, and prints one decimal (control
+    daemons 535, 550, 555; driver 580).
+
+    :raises BadValue: otherwise.
+    """
+    expected = "a number above 0 and up to 100 with at most one decimal"
+    text = str(value)
+    if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,3}(?:\.[0-9])?", text) or not 0 < float(text) <= 100:
+        raise BadValue(repr(value), expected, "write for example 50")
+    return float(text)
+
+
+def check_client_priority(value: object) -> int:
+    """0 (normal) or 1 (below normal); for a word the daemon would silently take 0.
+
+    :raises BadValue: otherwise.
+    """
+    if isinstance(value, bool) or str(value) not in ("0", "1"):
+        raise BadValue(repr(value), "0 (normal) or 1 (below normal)", "write 0 or 1")
+    return int(str(value))
+
+
+def check_timeout_s(value: object) -> int:
+    """Whole seconds from 1 to 3600.
+
+    :raises BadValue: otherwise.
+    """
+    if isinstance(value, bool) or not re.fullmatch(r"[1-9][0-9]{0,3}", str(value)) or int(str(value)) > 3600:
+        raise BadValue(repr(value), "whole seconds from 1 to 3600", "write for example 90")
+    return int(str(value))

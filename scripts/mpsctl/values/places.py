@@ -1,0 +1,43 @@
+"""Where things lie on a host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+PROGRAM = "/usr/local/bin/mpsctl"
+
+
+@dataclass(frozen=True)
+class Places:
+    """The directories that this program uses; ``root`` moves all of them, for tests."""
+
+    root: Path = Path("/")
+
+    @property
+    def program(self) -> Path:
+        return self.root / PROGRAM.lstrip("/")
+
+    @property
+    def configuration(self) -> Path:
+        return self.root / "etc/mps"
+
+    def conf(self, instance: str) -> Path:
+        return self.configuration / f"{instance}.conf"
+
+    @property
+    def units(self) -> Path:
+        return self.root / "etc/systemd/system"
+
+    def runtime(self, instance: str) -> Path:
+        """Ours alone, gone at reboot: the daemon's environment, marks, locks."""
+        return self.root / "run/mps-fleet" / instance
+
+    @property
+    def state(self) -> Path:
+        """Kept over reboots: the compute modes found before the first start."""
+        return self.root / "var/lib/mps-fleet"
+
+    @property
+    def cache(self) -> Path:
+        return self.root / "var/cache/mps-fleet"

@@ -1,0 +1,89 @@
+"""The quantity language of memory limits: ``<integer>M``, ``<integer>G`` (binary), ``<number>%``.
+
+Nothing else is let through, because the control daemon refuses nothing (control daemons 535, 550, 555
+and driver 580): it reads ``20`` and ``20%`` as 20 MiB, ``1.5G`` as 1 MiB, ``1024K`` as 1 GiB, and a
+plain byte count or a negative number as no limit at all.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Optional
+
+from mpsctl.values.errors import BadValue
+
+_ABSOLUTE = re.compile(r"([1-9][0-9]{0,11})([MG])")
+_PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,3})?)%")
+_EXPECTED = "<integer>M, <integer>G or <number>% of the GPU's memory"
+
+MAX_MIB = 16 * 1024 * 1024
+"""16 TiB in MiB: far above any GPU, far below where the daemon's own arithmetic overflows."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Either a number of MiB or a share of a GPU's memory; ``text`` is what the user wrote."""
+
+    text: str
+    mib: Optional[int] = None
+    share: Optional[Fraction] = None
+
+    def on(self, memory_mib: int) -> int:
+        """The quantity in whole MiB on a GPU of ``memory_mib`` MiB, rounded down; at least 1."""
+        if self.mib is not None:
+            return self.mib
+        assert self.share is not None
+        return max(1, int(memory_mib * self.share))
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def parse(text: object) -> Quantity:
+    """Read a quantity.
+
+    :raises BadValue: for anything but the three forms, zero, more than 100 % or more than 16 TiB.
+    """
+    if not isinstance(text, str):
+        raise BadValue(repr(text), _EXPECTED, _suggestion(str(text)))
+    absolute = _ABSOLUTE.fullmatch(text)
+    if absolute:
+        mib = int(absolute[1]) * (1024 if absolute[2] == "G" else 1)
+        if mib > MAX_MIB:
+            raise BadValue(repr(text), "at most 16 TiB, more than any GPU has", "write what one client may take")
+        return Quantity(text, mib=mib)
+    percent = _PERCENT.fullmatch(text)
+    if percent:
+        share = Fraction(percent[1]) / 100
+        if 0 < share <= 1:
+            return Quantity(text, share=share)
+        raise BadValue(repr(text), "a percentage above 0 and up to 100", "write for example 20%")
+    raise BadValue(repr(text), _EXPECTED, _suggestion(text))
+
+
+def _suggestion(text: str) -> str:
+    """What the writer probably meant, in the language's own words, where that can be told."""
+    bare = text.strip()
+    unit = re.fullmatch(r"([1-9][0-9]*)\s*([MG])(?:i?B)?", bare, re.IGNORECASE)
+    if unit:
+        return f"write {unit[1]}{unit[2].upper()}"
+    fraction = re.fullmatch(r"([0-9]+\.[0-9]+)\s*G(?:i?B)?", bare, re.IGNORECASE)
+    if fraction and float(fraction[1]) > 0:
+        return f"write {max(1, int(Fraction(fraction[1]) * 1024))}M"
+    if re.fullmatch(r"[1-9][0-9]*", bare):
+        number = int(bare)
+        if number >= 1 << 20:
+            return f"a byte count is no limit to the daemon: write {number >> 20}M"
+        return f"a bare number is ambiguous: write {bare}M, {bare}G or {bare}%"
+    return "write for example 4G, 4096M or 20%"
+
+
+def displayed(mib: int) -> str:
+    """What the daemon's getters print for a limit of ``mib`` MiB.
+
+    From 1 GiB on they round down to whole GiB: 1536 MiB reads back as ``1G`` (control daemons 535, 550,
+    555; driver 580).
+    """
+    return f"{mib // 1024}G" if mib >= 1024 else f"{mib}M"

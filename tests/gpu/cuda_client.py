@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""A bare CUDA client through libcuda by ctypes: no toolkit, no package.
+
+It creates one context, looks at what it may have, and prints one JSON line:
+``mps`` (device attribute 133), ``free_mib``/``total_mib`` (cuMemGetInfo), ``sms`` (attribute 16),
+``init_s``/``context_s``. With ``--allocate-mib N`` it tries to allocate N MiB in one piece and says
+whether that worked; with ``--hold-s S`` it keeps the context that long, probing it once a second, and
+prints a second line that says how it ended. A CUDA error ends it with exit code 1 and a JSON line that
+names the call and the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import sys
+import time
+
+
+class CudaError(Exception):
+    def __init__(self, call: str, code: int, name: str) -> None:
+        super().__init__(f"{call} returned {code} ({name})")
+        self.call, self.code, self.name = call, code, name
+
+
+class Cuda:
+    def __init__(self) -> None:
+        self._lib = ctypes.CDLL("libcuda.so.1")
+
+    def call(self, name: str, *arguments: object) -> None:
+        code = getattr(self._lib, name)(*arguments)
+        if code:
+            text = ctypes.c_char_p()
+            self._lib.cuGetErrorName(code, ctypes.byref(text))
+            raise CudaError(name, code, (text.value or b"unknown").decode())
+
+    def attribute(self, which: int, device: int) -> int:
+        value = ctypes.c_int()
+        self.call("cuDeviceGetAttribute", ctypes.byref(value), which, device)
+        return value.value
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--label", default="")
+    parser.add_argument("--uid", type=int, help="become this user before CUDA is touched")
+    parser.add_argument("--allocate-mib", type=int, action="append", default=[])
+    parser.add_argument("--hold-s", type=float, default=0.0)
+    options = parser.parse_args()
+    if options.uid is not None:
+        os.setgroups([])
+        os.setgid(options.uid)
+        os.setuid(options.uid)
+    said: dict[str, object] = {"label": options.label, "pid": os.getpid(), "uid": os.getuid()}
+    try:
+        cuda = Cuda()
+        begin = time.monotonic()
+        cuda.call("cuInit", 0)
+        said["init_s"] = round(time.monotonic() - begin, 3)
+        device = ctypes.c_int()
+        cuda.call("cuDeviceGet", ctypes.byref(device), 0)
+        begin = time.monotonic()
+        context = ctypes.c_void_p()
+        cuda.call("cuCtxCreate_v2", ctypes.byref(context), 0, device)
+        said["context_s"] = round(time.monotonic() - begin, 3)
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        cuda.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        said["free_mib"], said["total_mib"] = free.value >> 20, total.value >> 20
+        said["mps"], said["sms"] = cuda.attribute(133, device.value), cuda.attribute(16, device.value)
+        for size_mib in options.allocate_mib:
+            pointer = ctypes.c_uint64()
+            try:
+                cuda.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size_mib << 20))
+                cuda.call("cuMemFree_v2", pointer)
+                said[f"allocate_{size_mib}_mib"] = "ok"
+            except CudaError as error:
+                said[f"allocate_{size_mib}_mib"] = error.code
+        print(json.dumps(said), flush=True)
+        end = time.monotonic() + options.hold_s
+        while time.monotonic() < end:
+            time.sleep(0.2)
+            cuda.call("cuCtxSynchronize")
+        if options.hold_s:
+            print(json.dumps({"label": options.label, "held": "ok"}), flush=True)
+        return 0
+    except CudaError as error:
+        said.update({"failed": error.call, "code": error.code, "name": error.name})
+    except OSError as error:
+        said.update({"failed": "libcuda.so.1", "name": str(error)})
+    print(json.dumps(said), flush=True)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
