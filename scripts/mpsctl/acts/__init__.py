@@ -1,1 +1,1 @@
-"""Floor 3: what is done to a host."""
+"""Floor 5: what is done to a host, each act ending with a proof."""

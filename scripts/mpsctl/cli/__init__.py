@@ -1,1 +1,1 @@
-"""Floor 4: the command line."""
+"""Floor 6: the command line."""

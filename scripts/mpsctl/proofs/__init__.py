@@ -1,1 +1,1 @@
-"""Floor 3: what is read back from a host."""
+"""Floor 4: what is read back from a host. Changes nothing."""

@@ -242,9 +242,7 @@ def check_compute_mode(text: object) -> str:
     """:raises BadValue: if it is neither ``exclusive_process`` nor ``default``."""
     if text in (gpu_names.EXCLUSIVE_PROCESS, gpu_names.DEFAULT):
         return str(text)
-    raise BadValue(
-        repr(text), "exclusive_process or default (or nothing: not managed)", "write exclusive_process"
-    )
+    raise BadValue(repr(text), "exclusive_process or default (or nothing: not managed)", "write exclusive_process")
 
 
 def check_thread_percentage(value: object) -> float:

@@ -1,0 +1,138 @@
+"""Putting limits in force and opening the gate (ExecStartPost and ExecReload of the unit).
+
+The daemon forgets every limit when it ends and takes anything for a value; its environment variable for
+memory limits nobody (driver 580, H200). So limits are set by command at every start, read back, and only
+then can a client find the daemon.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Optional, Sequence
+
+from mpsctl.acts import prepare
+from mpsctl.outside import daemon as control
+from mpsctl.outside import pipe, procfs
+from mpsctl.outside.daemon import Daemon
+from mpsctl.state import configuration, record
+from mpsctl.state.record import InForce
+from mpsctl.state.wish import Step, Wish, memory_of, steps
+from mpsctl.state.world import World
+from mpsctl.values import daemon_environment
+from mpsctl.values.daemon_environment import DaemonEnvironment
+from mpsctl.values.errors import NotInForce, NotReady
+from mpsctl.values.instance import Instance
+
+_START_DEADLINE_S = 30
+_POLL_S = 0.02
+
+
+def apply(world: World, name: str, main_pid: Optional[int] = None) -> list[str]:
+    """Put an instance's limits, percentage, priority and compute mode in force; what was changed.
+
+    ``main_pid`` is the daemon's process where the caller knows it (systemd does); waiting for the daemon
+    ends when that process does.
+
+    :raises NotReady: if the daemon ended, or did not answer within 30 s.
+    :raises NotInForce: if something does not read back as wished. The gate is then left as it was.
+    """
+    instance = configuration.load(world, name)
+    pid = main_pid or _main_pid(world, instance)
+    running = _environment_of(instance, pid)
+    daemon = world.daemon_of(name, running.pipe_directory)
+    _wait_until_it_answers(world, instance, daemon, pid)
+    changes: list[str] = []
+    with world.nvml() as nvml:
+        gpus = nvml.gpus()
+        wished = configuration.resolve(instance, gpus)
+        if tuple(device.uuid for device in wished) == running.devices:
+            changes += prepare.set_compute_mode(world, nvml, instance, wished)
+        else:
+            world.say(f"the daemon still serves {', '.join(running.devices)}: restart the unit to change its GPUs")
+    wish = Wish.of(instance, memory_of(running.devices, gpus))
+    known = record.read(world, name, pid)
+    changes += _put_in_force(daemon, wish, known)
+    started_at = procfs.started_at(pid)
+    if not procfs.alive(pid) or started_at is None:
+        raise NotReady(f"the control daemon (pid {pid}) ended while its limits were set")
+    record.write(world, name, wish.recorded(pid, started_at, known.since_s if known else world.now_s()))
+    pipe.open_gate(Path(instance.pipe_directory), running.pipe_directory)
+    return changes
+
+
+def _main_pid(world: World, instance: Instance) -> int:
+    shown = world.systemd.show([instance.unit]).get(instance.unit, {})
+    pid = int(shown.get("MainPID", "0") or 0)
+    if not pid:
+        raise NotReady(
+            f"{instance.unit} has no main process ({shown.get('ActiveState', 'unknown')}); start it with"
+            f" `systemctl start {instance.unit}`"
+        )
+    return pid
+
+
+def _environment_of(instance: Instance, pid: int) -> DaemonEnvironment:
+    """What the main process was started with: proof that it is the daemon of this instance."""
+    found = daemon_environment.of_process(procfs.environment(pid))
+    public = Path(instance.pipe_directory)
+    if found is None or found.pipe_directory.parent != public:
+        if not procfs.alive(pid):
+            raise NotReady(f"the control daemon (pid {pid}) has ended; its last words are in the journal of the unit")
+        served = found.pipe_directory if found else "nothing that can be read"
+        raise NotReady(f"pid {pid} serves {served}, expected a directory in {public}; restart {instance.unit}")
+    return found
+
+
+def _wait_until_it_answers(world: World, instance: Instance, daemon: Daemon, pid: int) -> None:
+    end_s = world.now_s() + _START_DEADLINE_S
+    while True:
+        try:
+            daemon.ask(["get_default_client_priority"], deadline_s=5)
+            return
+        except NotReady as error:
+            if not procfs.alive(pid):
+                raise NotReady(
+                    f"the control daemon (pid {pid}) ended before it answered; `journalctl -u {instance.unit}` has its"
+                    " last words"
+                ) from None
+            if world.now_s() >= end_s:
+                raise NotReady(f"after {_START_DEADLINE_S} s: {error}") from None
+        world.sleep_s(_POLL_S)
+
+
+def _put_in_force(daemon: Daemon, wish: Wish, known: Optional[InForce]) -> list[str]:
+    """Set what differs, in the defaults (for later servers) and in every running server, and read back."""
+    changes = _set_and_read(daemon, steps(wish, known), "")
+    for server in control.servers(daemon):
+        # A server takes the defaults only when it starts; a command to it reaches clients that connect later.
+        changes += _set_and_read(daemon, steps(wish, known, str(server.pid)), str(server.pid))
+    return changes
+
+
+def _set_and_read(daemon: Daemon, wished: Sequence[Step], server: str) -> list[str]:
+    """``server`` is a server's pid, or empty for the defaults."""
+    if not wished:
+        return []
+    before = daemon.ask([step.getter for step in wished])
+    if _gone(server, before):
+        return []
+    due = [(step, lines) for step, lines in zip(wished, before) if not step.in_force(lines)]
+    if not due:
+        return []
+    said = daemon.ask([step.setter for step, _ in due])
+    after = daemon.ask([step.getter for step, _ in due])
+    if _gone(server, after):
+        return []
+    for (step, _), words, lines in zip(due, said, after):
+        if list(lines) != [step.reads]:
+            answer = " / ".join(words) or "nothing"
+            raise NotInForce(
+                f"{step.what}: wished {step.wished}, reads back {' / '.join(lines) or 'nothing'} after"
+                f" `{step.setter}` (it answered {answer})"
+            )
+    where = f"server {server}" if server else "default"
+    return [f"{step.what} ({where}): {' / '.join(lines) or 'unset'} -> {step.wished}" for step, lines in due]
+
+
+def _gone(server: str, answers: Sequence[Sequence[str]]) -> bool:
+    return bool(server) and any("not found" in line for lines in answers for line in lines)

@@ -1,0 +1,148 @@
+"""Before the daemon starts (ExecCondition and ExecStartPre of the unit).
+
+``condition`` says whether this host can run MPS at all; ``prepare`` waits for the driver, finds the GPUs,
+sets their compute mode, makes the daemon's directory and writes its environment.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Optional
+
+from mpsctl.outside import files, hardware, pipe
+from mpsctl.outside.nvml import Nvml
+from mpsctl.state import configuration, record
+from mpsctl.state.world import World
+from mpsctl.values.daemon_environment import DaemonEnvironment
+from mpsctl.values.errors import BadValue, MpsctlError, NotReady
+from mpsctl.values.gpu import Device, Gpu
+from mpsctl.values.instance import Instance
+
+_POLL_S = 0.5
+STABLE_AFTER_S = 60
+"""A daemon that was in force this long before it ended did not crash in a loop."""
+_PAUSES_S = (0, 0, 1, 2, 4, 8, 16, 30)
+"""The pause before the n-th start of a crash loop; the last holds for all that follow. systemd's own
+RestartSteps needs systemd 254 and never forgets: after a week of work the tenth crash would wait as long as
+the tenth of a loop."""
+
+
+def condition(world: World, name: str) -> Optional[str]:
+    """Why the unit is to be skipped on this host, or None.
+
+    Only what cannot come late counts: systemd looks once, and a unit that is skipped at an automatic
+    restart is not tried again (systemd 252, 257). So a host on which this instance has run since its boot
+    is never skipped.
+    """
+    if record.short_lives(world, name) is not None:
+        return None
+    if hardware.binary(hardware.CONTROL_DAEMON) is None:
+        return f"{hardware.CONTROL_DAEMON} is not installed; install the MPS package of this host's driver"
+    if not hardware.nvidia_on_bus():
+        return "no NVIDIA GPU is on the PCI bus"
+    return None
+
+
+def prepare(world: World, name: str) -> DaemonEnvironment:
+    """Make everything ready for the daemon of an instance.
+
+    :raises BadValue: if its file is refused or names a device that the host lacks.
+    :raises NotReady: if the driver does not come up within the instance's bound, or another daemon serves
+        its directory.
+    :raises NotInForce: if the compute mode cannot be set.
+    """
+    instance = configuration.load(world, name)
+    public = Path(instance.pipe_directory)
+    pipe.close_gate(public)
+    _back_off(world, name)
+    for pid in pipe.daemons_on(public):
+        raise NotReady(
+            f"a control daemon (pid {pid}) that this unit did not start serves {public}; end its clients, then"
+            f" `echo quit | CUDA_MPS_PIPE_DIRECTORY={public} nvidia-cuda-mps-control`"
+        )
+    devices = _with_driver(world, instance)
+    pipe.remove_private(public)
+    private = pipe.new_private(public)
+    environment = DaemonEnvironment(private, tuple(device.uuid for device in devices), hardware.SEARCH_PATH)
+    files.write(environment_file(world, name), environment.as_file(), lasting=False)
+    world.say(f"prepared {private} for {', '.join(str(device) for device in devices)}")
+    return environment
+
+
+def environment_file(world: World, name: str) -> Path:
+    """What the unit's EnvironmentFile= names."""
+    return world.places.runtime(name) / "daemon.env"
+
+
+def _with_driver(world: World, instance: Instance) -> tuple[Device, ...]:
+    """Wait until the driver answers and shows every GPU of the instance, within its bound."""
+    end_s = world.now_s() + instance.driver_timeout_s
+    said = False
+    while True:
+        try:
+            with world.nvml() as nvml:
+                devices = configuration.resolve(instance, nvml.gpus())
+                set_compute_mode(world, nvml, instance, devices)
+                return devices
+        except (NotReady, BadValue) as error:
+            # A GPU may still be missing while the driver comes up; a value that can never fit is not waited for.
+            if isinstance(error, BadValue) and error.key != "GPUs":
+                raise
+            if world.now_s() + _POLL_S > end_s:
+                raise _after_waiting(error, instance.driver_timeout_s) from None
+            if not said:
+                world.say(f"waiting up to {instance.driver_timeout_s} s: {error}")
+                said = True
+            world.sleep_s(_POLL_S)
+
+
+def _after_waiting(error: MpsctlError, waited_s: int) -> MpsctlError:
+    """The same error, saying how long was waited."""
+    return NotReady(f"after {waited_s} s: {error}")
+
+
+def set_compute_mode(world: World, nvml: Nvml, instance: Instance, devices: tuple[Device, ...]) -> list[str]:
+    """Bring the GPUs into the wished compute mode; what was changed.
+
+    The mode found before the first change is recorded once per GPU and never overwritten, so that removing
+    the instance can bring it back. The driver forgets the mode at every reboot.
+    """
+    changes = []
+    for device in devices:
+        if instance.compute_mode is None or device.gpu.compute_mode == instance.compute_mode:
+            continue
+        _record_former_mode(world, device.gpu)
+        nvml.set_compute_mode(device.gpu, instance.compute_mode)
+        changes.append(f"compute mode of {device.gpu}: {device.gpu.compute_mode} -> {instance.compute_mode}")
+        world.say(changes[-1])
+    return changes
+
+
+def _former_mode_file(world: World, uuid: str) -> Path:
+    # One file for each GPU: instances start side by side.
+    return world.places.state / "former-compute-modes" / uuid
+
+
+def former_mode(world: World, gpu: Gpu) -> Optional[str]:
+    """The compute mode of a GPU as it was before this program first changed it, or None if it never did."""
+    text = files.read_text(_former_mode_file(world, gpu.uuid))
+    return text.strip() if text else None
+
+
+def _record_former_mode(world: World, gpu: Gpu) -> None:
+    if gpu.compute_mode is not None and former_mode(world, gpu) is None:
+        files.write(_former_mode_file(world, gpu.uuid), f"{gpu.compute_mode}\n")
+
+
+def _back_off(world: World, name: str) -> None:
+    """Pause longer with every start that follows a short life, and never give up."""
+    before = record.short_lives(world, name)
+    last = record.read(world, name)
+    lasted = last is not None and world.now_s() - last.since_s >= STABLE_AFTER_S
+    short_lives = 0 if before is None or lasted else before + 1
+    record.write_short_lives(world, name, short_lives)
+    record.forget(world, name)
+    pause_s = _PAUSES_S[min(short_lives, len(_PAUSES_S) - 1)]
+    if pause_s:
+        world.say(f"start {short_lives + 1} in a row of a daemon that does not last: waiting {pause_s} s")
+        world.sleep_s(pause_s)

@@ -1,0 +1,388 @@
+"""Bringing a host into the wished state: what the role asks for in one call.
+
+First everything is looked at and planned; a plan that is refused changes nothing. Then files are written
+whole, and instances are started, reloaded or restarted, in that order of preference. An instance whose
+clients would die by a restart is left running and reported as pending.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Mapping, Optional, Sequence
+
+from mpsctl.acts import stop
+from mpsctl.outside import files, hardware, procfs, systemd
+from mpsctl.proofs import status as proofs
+from mpsctl.proofs.status import Status
+from mpsctl.state import configuration
+from mpsctl.state.world import World
+from mpsctl.values.errors import BadValue, MpsctlError, NotReady
+from mpsctl.values.gpu import Gpu
+from mpsctl.values.instance import Instance, check_gpus, one_gpu_twice, parse_conf
+
+FINGERPRINT = "# Managed by mps-fleet"
+"""The beginning of the first line of every file that is ours; others are left alone."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that is wished on the host."""
+
+    path: Path
+    content: str
+    mode: int = 0o644
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is wished of a host: files that belong to no instance, and the instances' files.
+
+    With ``instance_per_gpu`` there is one instance for each GPU, named by its index, and the text is the
+    file of each (``%i`` stands for the name).
+    """
+
+    files: tuple[File, ...]
+    instances: tuple[tuple[str, str], ...]
+    instance_per_gpu: Optional[str] = None
+
+    @classmethod
+    def from_json(cls, data: Any) -> Request:
+        """:raises BadValue: if the request is not of format 1."""
+        try:
+            if data["format"] != 1:
+                raise ValueError
+            listed = tuple(
+                File(Path(entry["path"]), str(entry["content"]), int(str(entry.get("mode", "0644")), 8))
+                for entry in data["files"]
+            )
+            instances = tuple((str(entry["name"]), str(entry["conf"])) for entry in data.get("instances") or ())
+            template = data.get("instance_per_gpu")
+            return cls(listed, instances, None if template is None else str(template))
+        except (KeyError, TypeError, ValueError):
+            raise BadValue(
+                "a request that is not of format 1",
+                "a JSON object with format, files and instances",
+                "use a role and a program of the same release",
+            ) from None
+
+
+@dataclass
+class Answer:
+    """What was found and, without ``check``, done."""
+
+    check: bool
+    changed: bool = False
+    refused: Optional[str] = None
+    missing: Optional[dict[str, str]] = None
+    error: Optional[str] = None
+    diff: list[dict[str, str]] = field(default_factory=list)
+    actions: list[str] = field(default_factory=list)
+    pending: list[dict[str, Any]] = field(default_factory=list)
+    instances: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    host: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"format": 1, **asdict(self)}
+
+
+@dataclass
+class _Plan:
+    """What differs from the wish. ``leftovers`` are instances of ours that are no longer wished."""
+
+    instances: list[Instance]
+    statuses: dict[str, Status]
+    files: list[File]
+    program: Optional[Path]
+    leftovers: list[str]
+    rewritten: set[str]
+    """instances whose file is written anew"""
+
+    def to_enable(self) -> list[str]:
+        return [i.unit for i in self.instances if not self.statuses[i.name].unit["enabled"]]
+
+    def to_start(self) -> list[Instance]:
+        return [i for i in self.instances if not self.statuses[i.name].active]
+
+    def to_restart(self) -> list[Instance]:
+        return [i for i in self.instances if self.statuses[i.name].active and self.statuses[i.name].restart_needed]
+
+    def to_reload(self) -> list[Instance]:
+        return [
+            i
+            for i in self.instances
+            if self.statuses[i.name].active
+            and not self.statuses[i.name].restart_needed
+            and self.statuses[i.name].reload_needed
+        ]
+
+
+def reconcile(world: World, request: Request, check: bool, program: Optional[Path] = None) -> Answer:
+    """Bring the host into the wished state, or with ``check`` only say what would be done.
+
+    ``program`` is the file this program runs from, installed where the host lacks it or has another.
+    Everything that goes wrong stands in the answer: ``refused`` (nothing was changed), ``missing`` (the
+    daemon is not installed; nothing was changed), ``error`` (what could not be brought about).
+    """
+    answer = Answer(check=check, host={**hardware.os_release(), "driver_version": hardware.driver_version()})
+    answer.missing = _missing()
+    if answer.missing:
+        return answer
+    try:
+        with world.nvml() as nvml:
+            gpus = nvml.gpus()
+            answer.host["driver_version"] = nvml.driver_version()
+    except NotReady as error:
+        answer.error = str(error)
+        return answer
+    try:
+        instances, texts = _wished_instances(request, gpus)
+    except BadValue as error:
+        answer.refused = f"{error.variable or 'mps_instances'}: {error}"
+        return answer
+    try:
+        plan = _plan(world, request, instances, texts, gpus, program)
+        _describe(world, plan, gpus, answer)
+        if not check and answer.changed:
+            _carry_out(world, plan, gpus, answer)
+    except (MpsctlError, OSError) as error:
+        answer.error = str(error)
+    return answer
+
+
+def _missing() -> Optional[dict[str, str]]:
+    for what in (hardware.CONTROL_DAEMON, hardware.SERVER):
+        if hardware.binary(what) is None:
+            places = ", ".join(hardware.SEARCH_PATH)
+            return {"what": what, "message": f"{what} was found in none of {places}; install it or set mps_package"}
+    return None
+
+
+def _wished_instances(request: Request, gpus: Sequence[Gpu]) -> tuple[list[Instance], dict[str, str]]:
+    """The wished instances and the text of each one's file.
+
+    :raises BadValue: for anything that only this host can refuse.
+    """
+    listed = list(request.instances)
+    if request.instance_per_gpu is not None:
+        if not gpus:
+            raise BadValue("no GPU on this host", "one instance per GPU", "look at `nvidia-smi`, or take the host out")
+        listed = [(str(gpu.index), request.instance_per_gpu) for gpu in gpus]
+    instances = [parse_conf(text, name) for name, text in listed]
+    check_gpus(instances)
+    owners: dict[str, str] = {}
+    for instance in instances:
+        for device in configuration.resolve(instance, gpus):
+            if device.uuid in owners:
+                raise one_gpu_twice(device.uuid, owners[device.uuid], instance.name)
+            owners[device.uuid] = instance.name
+    return instances, dict(listed)
+
+
+def _plan(
+    world: World,
+    request: Request,
+    instances: list[Instance],
+    texts: Mapping[str, str],
+    gpus: Sequence[Gpu],
+    program: Optional[Path],
+) -> _Plan:
+    wished = [*request.files, *(File(world.places.conf(name), text) for name, text in texts.items())]
+    differing = [file for file in wished if not _is_as_wished(file)]
+    statuses = {status.instance: status for status in proofs.look(world, instances, gpus, None)}
+    rewritten = {file.path.stem for file in differing if file.path.parent == world.places.configuration}
+    leftovers = [
+        name
+        for name in configuration.names(world)
+        if name not in texts and (files.read_text(world.places.conf(name)) or "").startswith(FINGERPRINT)
+    ]
+    for leftover in leftovers:
+        statuses[leftover] = proofs.status_of_all(world, [leftover])[0]
+    return _Plan(
+        instances=instances,
+        statuses=statuses,
+        files=differing,
+        program=program if program is not None and not _same_file(program, world.places.program) else None,
+        leftovers=leftovers,
+        rewritten=rewritten,
+    )
+
+
+def _is_as_wished(file: File) -> bool:
+    try:
+        mode = file.path.stat().st_mode & 0o7777
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return mode == file.mode and files.read_text(file.path) == file.content
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    try:
+        return one.read_bytes() == other.read_bytes()
+    except FileNotFoundError:
+        return False
+
+
+def _describe(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) -> None:
+    """Put the plan into the answer: diff, actions, what is held back, what stands in no need of change."""
+    if plan.program is not None:
+        _describe_program(world, plan.program, answer)
+    for file in plan.files:
+        before = files.read_text(file.path)
+        answer.actions.append(f"write {file.path}")
+        answer.diff.append(
+            {
+                "before_header": str(file.path) if before is not None else f"{file.path} (absent)",
+                "after_header": str(file.path),
+                "before": before or "",
+                "after": file.content,
+            }
+        )
+    for name in plan.leftovers:
+        _describe_leftover(world, name, plan.statuses[name], answer)
+    for unit in plan.to_enable():
+        _describe_state(answer, f"enable {unit}", unit, "not started at boot", "started at boot")
+    for instance in plan.to_start():
+        unit = plan.statuses[instance.name].unit
+        _describe_state(answer, f"start {instance.unit}", instance.unit, str(unit["active_state"]), "active")
+    for instance in plan.to_restart():
+        status = plan.statuses[instance.name]
+        why = str(status.restart_needed)
+        if status.clients:
+            _hold_back(answer, instance.name, why, status.clients)
+        else:
+            _describe_state(answer, f"restart {instance.unit}: {why}", instance.unit, why, "restarted")
+    for instance in plan.to_reload():
+        findings = "; ".join(plan.statuses[instance.name].findings)
+        _describe_state(answer, f"reload {instance.unit}: {findings}", instance.unit, findings, "in force")
+    if not plan.files and any(status.unit.get("needs_daemon_reload") for status in plan.statuses.values()):
+        _describe_state(answer, "reload systemd's units", "systemd", "older units loaded", "units as on disk")
+    answer.changed = bool(answer.actions)
+    answer.instances = {i.name: plan.statuses[i.name].as_json() for i in plan.instances}
+    for gpu in gpus:
+        if gpu.pre_volta:
+            answer.warnings.append(f"{gpu} is older than Volta: at most 16 clients, no memory protection between them")
+
+
+def _describe_program(world: World, program: Path, answer: Answer) -> None:
+    installed = world.places.program
+    answer.actions.append(f"install {installed}")
+    digests = [
+        f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}\n" if path.exists() else ""
+        for path in (installed, program)
+    ]
+    header = str(installed)
+    answer.diff.append({"before_header": header, "after_header": header, "before": digests[0], "after": digests[1]})
+
+
+def _digest(path: Path) -> str:
+    return f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}\n" if path.exists() else ""
+
+
+def _describe_leftover(world: World, name: str, status: Status, answer: Answer) -> None:
+    if status.clients:
+        _hold_back(answer, name, "the instance is no longer wished", status.clients)
+        return
+    unit = str(status.unit.get("name", f"mps-control@{name}.service"))
+    _describe_state(answer, f"stop and remove {unit}", unit, str(status.unit.get("active_state", "unknown")), "absent")
+    path = world.places.conf(name)
+    answer.diff.append(
+        {
+            "before_header": str(path),
+            "after_header": f"{path} (absent)",
+            "before": files.read_text(path) or "",
+            "after": "",
+        }
+    )
+
+
+def _describe_state(answer: Answer, action: str, what: str, before: str, after: str) -> None:
+    answer.actions.append(action)
+    answer.diff.append({"before_header": what, "after_header": what, "before": f"{before}\n", "after": f"{after}\n"})
+
+
+def _hold_back(answer: Answer, name: str, why: str, clients: Sequence[int]) -> None:
+    """A restart would end these clients: it waits until they are gone, or the operator ends them."""
+    answer.pending.append(
+        {
+            "instance": name,
+            "why": why,
+            "clients": [{"pid": pid, "uid": procfs.uid(pid), "command": procfs.command(pid)} for pid in clients],
+        }
+    )
+
+
+def _carry_out(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) -> None:
+    if plan.program is not None:
+        files.write(world.places.program, plan.program.read_bytes(), 0o755)
+    held_back = {entry["instance"] for entry in answer.pending}
+    for file in plan.files:
+        files.write(file.path, file.content, file.mode)
+    stale = any(status.unit.get("needs_daemon_reload") for status in plan.statuses.values())
+    if stale or any(file.path.is_relative_to(world.places.units) for file in plan.files):
+        systemd.ensure(world.systemd.act("daemon-reload"), "systemctl daemon-reload")
+    for name in plan.leftovers:
+        if name not in held_back:
+            _remove(world, name)
+    problems = [
+        world.systemd.act(verb, units)
+        for verb, units in (
+            ("enable", plan.to_enable()),
+            ("start", [i.unit for i in plan.to_start()]),
+            ("restart", [i.unit for i in plan.to_restart() if i.name not in held_back]),
+            ("reload", [i.unit for i in plan.to_reload()]),
+        )
+        if units
+    ]
+    _restore_freed_gpus(world, plan, gpus)
+    _read_back(world, plan, answer, held_back, [problem for problem in problems if problem])
+
+
+def _remove(world: World, name: str) -> None:
+    """Stop an instance that is no longer wished; its own stop path brings the compute mode back."""
+    unit = f"mps-control@{name}.service"
+    systemd.ensure(world.systemd.act("disable", [unit]), f"systemctl disable {unit}")
+    systemd.ensure(world.systemd.act("stop", [unit]), f"systemctl stop {unit}")
+    world.places.conf(name).unlink(missing_ok=True)
+    files.sync_directory(world.places.configuration)
+
+
+def _restore_freed_gpus(world: World, plan: _Plan, gpus: Sequence[Gpu]) -> None:
+    """Bring back the former compute mode of GPUs that an instance served and serves no longer."""
+    served = {uuid for instance in plan.instances for uuid in (d.uuid for d in configuration.resolve(instance, gpus))}
+    moved = {instance.name for instance in plan.to_restart()}
+    if not moved:
+        return
+    with world.nvml() as nvml:
+        for gpu in nvml.gpus():
+            if gpu.uuid not in served:
+                stop.restore_compute_mode(world, nvml, gpu, "exclusive_process")
+
+
+def _read_back(world: World, plan: _Plan, answer: Answer, held_back: set[str], problems: Sequence[str]) -> None:
+    """Nothing is reported done that the host does not show."""
+    gpus, problem = proofs.host_gpus(world)
+    statuses = proofs.look(world, plan.instances, gpus, problem)
+    answer.instances = {status.instance: status.as_json() for status in statuses}
+    wrong = [
+        f"{status.unit['name']}: {'; '.join(status.findings)}"
+        for status in statuses
+        if not status.as_wished and status.instance not in held_back
+    ]
+    for status in statuses:
+        if not status.as_wished and status.instance not in held_back and not status.active:
+            last = world.systemd.journal(str(status.unit["name"]), 3)
+            wrong.append(f"its journal ends: {' | '.join(last)}")
+    if wrong:
+        answer.error = " ".join([*wrong, *problems])
+    elif problems:
+        answer.warnings.extend(problems)
+
+
+def own_file() -> Optional[Path]:
+    """The one file this program runs from, or None when it runs from its sources."""
+    path = Path(sys.argv[0])
+    return path if path.is_file() and path.suffix != ".py" else None

@@ -1,0 +1,3 @@
+"""Which build this is. The builder puts the digest of the sources in place of the word below."""
+
+ID = "sources"

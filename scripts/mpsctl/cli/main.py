@@ -1,0 +1,263 @@
+"""The verbs, their options and their exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any, Callable, Optional, Sequence
+
+from mpsctl import __version__
+from mpsctl.cli import build, bytecode
+from mpsctl.values.errors import BadValue, MpsctlError, NotReady
+
+EXIT_CODES = """\
+exit codes:
+  0  done; with status: everything is as wished
+  1  status: something is not as wished; condition: this host is skipped; reconcile: not brought about
+  2  a value or the command line is refused, nothing was changed
+  3  something outside is not ready: driver, GPU, control daemon
+  4  what was set does not read back as wished
+  70 a fault of this program
+"""
+
+_FAULT = 70
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one verb; its exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        code: int = options.run(options)
+        return code
+    except MpsctlError as error:
+        return _fail(options, str(error), error.exit_code)
+    except PermissionError as error:
+        return _fail(options, f"{error}; run it as root", NotReady.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:  # the last resort: one line and a code of its own, the trace on request
+        if os.environ.get("MPSCTL_TRACE"):
+            raise
+        kind = type(error).__name__
+        return _fail(options, f"{kind}: {error} (a fault of mpsctl; MPSCTL_TRACE=1 shows where)", _FAULT)
+
+
+def _fail(options: argparse.Namespace, text: str, code: int) -> int:
+    if getattr(options, "json", False):
+        print(json.dumps({"error": text, "exit_code": code}))
+    print(f"mpsctl {options.verb}: {text}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mpsctl",
+        description="NVIDIA MPS on this host: one control daemon per instance, with limits that are in force.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+
+    def verb(
+        name: str, run: Callable[[argparse.Namespace], int], help_: str, more: str = ""
+    ) -> argparse.ArgumentParser:
+        added = verbs.add_parser(
+            name,
+            help=help_,
+            description=f"{help_[0].upper()}{help_[1:]}.",
+            epilog=EXIT_CODES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        added.add_argument("--json", action="store_true", help="answer as one JSON object")
+        added.set_defaults(run=run)
+        return added
+
+    status = verb("status", _status, "what each instance is, beside what is wished of it")
+    status.add_argument("instances", nargs="*", metavar="INSTANCE", help="default: all that have a file in /etc/mps")
+    verb("gpus", _gpus, "the GPUs of this host under every name they have")
+    env = verb("env", _env, "what a client of an instance must export")
+    env.add_argument("instance", metavar="INSTANCE")
+    env.add_argument(
+        "--format",
+        choices=("shell", "systemd", "docker", "json"),
+        default="shell",
+        help="for a shell to eval, an EnvironmentFile, arguments of docker run, or JSON (default: %(default)s)",
+    )
+    verb("version", _version, "the version of this program, its build, and of what it talks to")
+    apply = verb("apply", _apply, "put the limits of an instance in force, read them back, and let clients in")
+    _name_one(apply)
+    prepare = verb("prepare", _prepare, "make a host ready for the daemon of an instance (the unit's ExecStartPre)")
+    _name_one(prepare)
+    stop = verb("stop", _stop, "drain and quit the daemon of an instance within its bound (the unit's ExecStop)")
+    _name_one(stop)
+    release = verb("release", _release, "undo what prepare did, on a real stop only (the unit's ExecStopPost)")
+    _name_one(release)
+    condition = verb("condition", _condition, "say whether this host can run MPS (the unit's ExecCondition)")
+    _name_one(condition)
+    reconcile = verb("reconcile", _reconcile, "bring this host into the state that a request on standard input wishes")
+    reconcile.add_argument("--check", action="store_true", help="only say what would be done")
+    return parser
+
+
+def _name_one(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("instance", metavar="INSTANCE", help="the name behind the @ of its unit")
+
+
+def _main_pid() -> Optional[int]:
+    """The daemon's process as systemd hands it to the commands of a unit."""
+    text = os.environ.get("MAINPID", "")
+    return int(text) if text.isdigit() else None
+
+
+def _print_json(data: Any) -> None:
+    print(json.dumps(data, indent=2 if sys.stdout.isatty() else None, sort_keys=False))
+
+
+def _status(options: argparse.Namespace) -> int:
+    from mpsctl.cli import render
+    from mpsctl.proofs import status
+    from mpsctl.state import configuration
+    from mpsctl.state.world import World
+
+    world = World()
+    names = options.instances or configuration.names(world)
+    for name in options.instances:
+        configuration.load(world, name)
+    found = status.status_of_all(world, names)
+    if options.json:
+        _print_json({"instances": {one.instance: one.as_json() for one in found}})
+    else:
+        render.status(found, world.places.configuration)
+    return 0 if found and all(one.as_wished for one in found) else 1
+
+
+def _gpus(options: argparse.Namespace) -> int:
+    from mpsctl.cli import render
+    from mpsctl.outside import hardware
+    from mpsctl.proofs import gpus
+    from mpsctl.state.world import World
+
+    found = gpus.inventory(World())
+    if options.json:
+        _print_json({"simulated": hardware.simulated(), "gpus": found})
+    else:
+        render.gpus(found, hardware.simulated())
+    return 0
+
+
+def _env(options: argparse.Namespace) -> int:
+    from mpsctl.proofs import client_environment
+    from mpsctl.state.world import World
+
+    kind = "json" if options.json else options.format
+    print(client_environment.render(client_environment.of(World(), options.instance), kind))
+    return 0
+
+
+def _version(options: argparse.Namespace) -> int:
+    from mpsctl.outside import hardware
+
+    known = {
+        "version": __version__,
+        "build": build.ID,
+        "python": sys.version.split()[0],
+        "driver": hardware.driver_version(),
+        "control_daemon": str(hardware.binary(hardware.CONTROL_DAEMON) or "") or None,
+    }
+    if options.json:
+        _print_json(known)
+    else:
+        print(f"mpsctl {known['version']} (build {known['build']}, Python {known['python']})")
+        print(f"driver: {known['driver'] or 'not loaded'}")
+        print(f"control daemon: {known['control_daemon'] or 'not installed'}")
+    return 0
+
+
+def _apply(options: argparse.Namespace) -> int:
+    from mpsctl.acts import apply
+
+    world = _acting_world(options)
+    changes = apply.apply(world, options.instance, _main_pid())
+    bytecode.keep(world.places)
+    if options.json:
+        _print_json({"instance": options.instance, "changes": changes})
+    else:
+        for change in changes:
+            print(change)
+        print(f"{options.instance}: limits in force and read back, clients may connect")
+    return 0
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    from mpsctl.acts import prepare
+
+    world = _acting_world(options)
+    bytecode.keep(world.places)
+    environment = prepare.prepare(world, options.instance)
+    if options.json:
+        _print_json({"pipe_directory": str(environment.pipe_directory), "devices": environment.devices})
+    return 0
+
+
+def _stop(options: argparse.Namespace) -> int:
+    from mpsctl.acts import stop
+
+    gone = stop.stop(_acting_world(options), options.instance, _main_pid())
+    if options.json:
+        _print_json({"instance": options.instance, "gone": gone})
+    return 0 if gone else 4
+
+
+def _release(options: argparse.Namespace) -> int:
+    from mpsctl.acts import stop
+
+    stop.release(_acting_world(options), options.instance)
+    if options.json:
+        _print_json({"instance": options.instance})
+    return 0
+
+
+def _condition(options: argparse.Namespace) -> int:
+    from mpsctl.acts import prepare
+
+    why = prepare.condition(_acting_world(options), options.instance)
+    if options.json:
+        _print_json({"instance": options.instance, "skipped": why})
+    elif why:
+        print(f"skipped: {why}")
+    return 1 if why else 0
+
+
+def _reconcile(options: argparse.Namespace) -> int:
+    from mpsctl.acts import reconcile
+
+    try:
+        wanted = json.load(sys.stdin)
+    except ValueError as error:
+        raise BadValue(f"no JSON ({error})", "a request on standard input", "see docs/reconcile.md") from None
+    if isinstance(wanted, dict) and wanted.get("build") not in (None, build.ID):
+        # The courier then sends the program it wants and asks that one.
+        _print_json({"format": 1, "program_differs": True, "build": build.ID})
+        return 0
+    options.json = True
+    world = _acting_world(options)
+    request = reconcile.Request.from_json(wanted)
+    answer = reconcile.reconcile(world, request, options.check, reconcile.own_file())
+    if not options.check and not (answer.refused or answer.missing or answer.error):
+        bytecode.keep(world.places)
+    _print_json({"program_differs": False, **answer.as_json()})
+    return 1 if answer.error or answer.refused or answer.missing else 0
+
+
+def _acting_world(options: argparse.Namespace) -> Any:
+    """The world, with what is said on the way going to standard error where standard output is JSON."""
+    from mpsctl.state.world import World
+
+    stream = sys.stderr if options.json else sys.stdout
+    return World(say=lambda text: print(text, file=stream, flush=True))

@@ -1,0 +1,70 @@
+"""Answers for people."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, Sequence
+
+from mpsctl.proofs.status import Status
+
+SIMULATED = "simulated GPUs: a lab stands in for NVML, the PCI bus and the driver; the control daemon is real"
+
+
+def _colour(text: str, code: str) -> str:
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
+        return f"\033[{code}m{text}\033[0m"
+    return text
+
+
+def status(found: Sequence[Status], configuration: Path) -> None:
+    if not found:
+        print(f"no instance has a file in {configuration}: this host has not been converged")
+        return
+    if any(one.simulated for one in found):
+        print(_colour(SIMULATED, "33"))
+    for one in found:
+        _one(one)
+
+
+def _one(one: Status) -> None:
+    word = _colour("as wished", "32") if one.as_wished else _colour("NOT AS WISHED", "31")
+    unit = one.unit
+    state = f"{unit.get('active_state', 'unknown')} ({unit.get('sub_state', '')})" if unit else "unknown"
+    print(
+        f"instance {one.instance}: {word}; {state}, pid {unit.get('main_pid', 0)}, restarts {unit.get('restarts', 0)}"
+    )
+    for gpu in one.gpus:
+        mode = gpu["compute_mode"] or "not told"
+        print(f"  device {gpu['ordinal']}: GPU {gpu['index']}, {gpu['name']}, {gpu['uuid']}, compute mode {mode}")
+    if one.pipe_directory:
+        gate = "clients may connect" if one.gate_open else "closed to clients"
+        print(f"  pipe directory {one.pipe_directory}: {gate}")
+    for value in one.values:
+        print(f"  {value.what}: wished {value.wished}, the daemon shows {value.shown or 'nothing'}")
+    for server in one.servers:
+        who = f"server {server.pid} of user {server.uid}, {server.state or 'state not told'}"
+        print(f"  {who}: {len(server.clients)} client{'s' if len(server.clients) != 1 else ''}")
+        for value in server.values:
+            print(f"    {value.what}: wished {value.wished}, the server shows {value.shown or 'nothing'}")
+    for finding in one.findings:
+        print(f"  {_colour('!', '31')} {finding}")
+
+
+def gpus(found: Sequence[dict[str, Any]], simulated: bool) -> None:
+    if simulated:
+        print(_colour(SIMULATED, "33"))
+    if not found:
+        print("NVML shows no GPU on this host")
+    for gpu in found:
+        facts = [gpu["name"], f"{gpu['memory_mib']} MiB", f"compute mode {gpu['compute_mode'] or 'not told'}"]
+        if gpu["persistence"] is not None:
+            facts.append(f"persistence {'on' if gpu['persistence'] else 'off'}")
+        if gpu["mig_enabled"]:
+            facts.append("MIG on")
+        facts.append(f"instance {gpu['instance']}" if gpu["instance"] else "no instance")
+        print(f"GPU {gpu['index']}  {gpu['uuid']}  {gpu['pci_address']}  {', '.join(facts)}")
+        for mig in gpu["mig_devices"]:
+            owner = f"instance {mig['instance']}" if mig["instance"] else "no instance"
+            print(f"  {mig['uuid']}  {mig['name']}, {mig['memory_mib']} MiB, {owner}")

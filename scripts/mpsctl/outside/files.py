@@ -1,0 +1,68 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Optional, Union
+
+
+def read_text(path: Path) -> Optional[str]:
+    """The file's text, or None where there is no such file."""
+    try:
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def write(path: Path, content: Union[str, bytes], mode: int = 0o644, lasting: bool = True) -> None:
+    """Replace ``path`` in one step: readers see the old or the new content, after a power cut as well.
+
+    ``lasting`` syncs to disk; it is left out for files of /run.
+    """
+    make_directory(path.parent)
+    data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    temporary.unlink(missing_ok=True)  # a run that was cut off may have left it
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            os.fchmod(file.fileno(), mode)
+            if lasting:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    if lasting:
+        sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_directory(path: Path, mode: int = 0o755) -> None:
+    """Make a directory and its parents with this mode whatever the umask; an existing one is left as it is."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return
+    path.chmod(mode)
+
+
+def replace_symlink(link: Path, target: str) -> None:
+    """Point ``link`` at ``target`` in one step."""
+    temporary = link.with_name(f".{link.name}.new")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    os.replace(temporary, link)

@@ -1,0 +1,88 @@
+"""What says "there is a GPU here" besides NVML, where the daemon's binaries lie, and what host this is.
+
+This is the one place that looks at the PCI bus and at /proc/driver/nvidia. A lab without silicon stands
+in for both by naming another root in ``MPSCTL_SYSROOT``; every report then says "simulated".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Optional
+
+_NVIDIA = "0x10de"
+_DISPLAY = "0x03"
+SEARCH_PATH = (
+    "/usr/local/sbin",
+    "/usr/local/bin",
+    "/usr/sbin",
+    "/usr/bin",
+    "/sbin",
+    "/bin",
+    "/usr/local/nvidia/bin",
+    "/opt/nvidia/bin",
+)
+"""Debian keeps the server in /usr/sbin; driver roots of container systems lie under the last two."""
+
+CONTROL_DAEMON, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
+
+
+def _sysroot() -> Path:
+    return Path(os.environ.get("MPSCTL_SYSROOT") or "/")
+
+
+def simulated() -> bool:
+    """Whether the PCI bus and the driver are a lab's."""
+    return _sysroot() != Path("/")
+
+
+def nvidia_on_bus() -> bool:
+    """Whether an NVIDIA display device is on the PCI bus; bridges and audio functions do not count.
+
+    A host with no PCI bus to look at (some virtual and ARM systems) has one if the driver says so.
+    """
+    devices = _sysroot() / "sys/bus/pci/devices"
+    for vendor in devices.glob("*/vendor"):
+        try:
+            display = vendor.with_name("class").read_text().startswith(_DISPLAY)
+            if display and vendor.read_text().strip() == _NVIDIA:
+                return True
+        except OSError:
+            continue
+    return not devices.is_dir() and driver_version() is not None
+
+
+def driver_version() -> Optional[str]:
+    """The loaded driver's version by /proc/driver/nvidia, or None while no driver is loaded."""
+    try:
+        text = (_sysroot() / "proc/driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    match = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", text)
+    return match[1] if match else None
+
+
+def binary(name: str) -> Optional[Path]:
+    """Where an executable of the MPS package lies, or None."""
+    for directory in SEARCH_PATH:
+        path = Path(directory) / name
+        if path.is_file() and os.access(path, os.X_OK):
+            return path
+    return None
+
+
+def os_release() -> dict[str, str]:
+    """The distribution, by os-release(5): ID, ID_LIKE, VERSION_ID."""
+    found = {}
+    for path in ("/etc/os-release", "/usr/lib/os-release"):
+        try:
+            lines = Path(path).read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            key, separator, value = line.partition("=")
+            if separator:
+                found[key] = value.strip().strip("\"'")
+        break
+    return {key: found.get(key, "") for key in ("ID", "ID_LIKE", "VERSION_ID")}

@@ -1,0 +1,122 @@
+"""NVML, through nvidia-ml-py's pynvml. The one module that imports it."""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import contextmanager, suppress
+from typing import Any, Callable, Iterator, Optional, Protocol, TypeVar
+
+from mpsctl.values.errors import NotInForce, NotReady
+from mpsctl.values.gpu import DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED, Gpu, MigDevice, pci_address
+
+T = TypeVar("T")
+_MODES = {0: DEFAULT, 2: PROHIBITED, 3: EXCLUSIVE_PROCESS}
+
+
+class Nvml(Protocol):
+    """What this program asks of NVML while it is initialised."""
+
+    def driver_version(self) -> str:
+        """For example ``580.159.04``."""
+
+    def gpus(self) -> list[Gpu]:
+        """The host's GPUs that answer; one that is lost is left out, and its neighbours are not."""
+
+    def set_compute_mode(self, gpu: Gpu, mode: str) -> None:
+        """Set the mode and read it back. Lasts until the driver is unloaded or the host reboots.
+
+        :raises NotInForce: if NVML refuses or something else reads back.
+        """
+
+    def compute_processes(self, gpu: Gpu) -> list[int]:
+        """The process ids that hold a compute context on the GPU, MPS clients and servers among them."""
+
+
+class _Pynvml:
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def _optional(self, call: Callable[[], T]) -> Optional[T]:
+        """NotSupported is a value here: older and virtual GPUs lack much."""
+        try:
+            return call()
+        except self._library.NVMLError:
+            return None
+
+    def driver_version(self) -> str:
+        return str(self._library.nvmlSystemGetDriverVersion())
+
+    def gpus(self) -> list[Gpu]:
+        found = []
+        for index in range(self._library.nvmlDeviceGetCount()):
+            gpu = self._optional(lambda index=index: self._gpu(index))  # type: ignore[misc]
+            if gpu is not None:
+                found.append(gpu)
+        return found
+
+    def _gpu(self, index: int) -> Gpu:
+        library = self._library
+        handle = library.nvmlDeviceGetHandleByIndex(index)
+        mode = self._optional(lambda: library.nvmlDeviceGetComputeMode(handle))
+        mig = self._optional(lambda: library.nvmlDeviceGetMigMode(handle)[0])
+        persistence = self._optional(lambda: library.nvmlDeviceGetPersistenceMode(handle))
+        capability = self._optional(lambda: library.nvmlDeviceGetCudaComputeCapability(handle))
+        return Gpu(
+            index=index,
+            uuid=str(library.nvmlDeviceGetUUID(handle)),
+            pci_address=pci_address(str(library.nvmlDeviceGetPciInfo(handle).busId)),
+            name=str(library.nvmlDeviceGetName(handle)),
+            memory_mib=int(library.nvmlDeviceGetMemoryInfo(handle).total) >> 20,
+            compute_mode=None if mode is None else _MODES.get(mode),
+            persistence=None if persistence is None else bool(persistence),
+            mig_enabled=None if mig is None else bool(mig),
+            compute_capability=None if capability is None else (int(capability[0]), int(capability[1])),
+            mig_devices=tuple(self._mig_devices(handle)) if mig else (),
+        )
+
+    def _mig_devices(self, handle: Any) -> Iterator[MigDevice]:
+        library = self._library
+        for slot in range(self._optional(lambda: library.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0):
+            mig = self._optional(lambda slot=slot: library.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot))  # type: ignore[misc]
+            if mig is not None:
+                yield MigDevice(
+                    uuid=str(library.nvmlDeviceGetUUID(mig)),
+                    name=str(library.nvmlDeviceGetName(mig)),
+                    memory_mib=int(library.nvmlDeviceGetMemoryInfo(mig).total) >> 20,
+                )
+
+    def set_compute_mode(self, gpu: Gpu, mode: str) -> None:
+        library = self._library
+        number = next(number for number, name in _MODES.items() if name == mode)
+        try:
+            handle = library.nvmlDeviceGetHandleByUUID(gpu.uuid)
+            library.nvmlDeviceSetComputeMode(handle, number)
+            now = library.nvmlDeviceGetComputeMode(handle)
+        except library.NVMLError as error:
+            raise NotInForce(f"{gpu}: compute mode {mode} was refused by NVML: {error}") from None
+        if now != number:
+            raise NotInForce(f"{gpu}: compute mode reads {_MODES.get(now, now)} after {mode} was set")
+
+    def compute_processes(self, gpu: Gpu) -> list[int]:
+        library = self._library
+        handle = self._optional(lambda: library.nvmlDeviceGetHandleByUUID(gpu.uuid))
+        rows = self._optional(lambda: library.nvmlDeviceGetComputeRunningProcesses(handle)) if handle else None
+        return [int(row.pid) for row in rows or []]
+
+
+@contextmanager
+def opened() -> Iterator[Nvml]:
+    """NVML, initialised for the length of the block.
+
+    :raises NotReady: if the library or the driver is not there (yet), with NVML's own words.
+    """
+    library = importlib.import_module("pynvml")
+    try:
+        library.nvmlInit()
+    except library.NVMLError as error:
+        raise NotReady(f"NVML does not answer: {error}; load the NVIDIA driver and look at `nvidia-smi`") from None
+    try:
+        yield _Pynvml(library)
+    finally:
+        with suppress(library.NVMLError):
+            library.nvmlShutdown()

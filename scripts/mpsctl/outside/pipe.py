@@ -1,0 +1,97 @@
+"""The pipe directory of an instance, and the gate before it.
+
+The daemon does not serve the public directory ``/run/nvidia-mps/<instance>`` itself. It gets a directory
+inside it whose name cannot be guessed, new at every start, and the public names ``control`` and
+``control_privileged`` are symbolic links that are made once the limits are in force. Before that, nobody
+finds a socket: no root client, and no container that has the public directory mounted, which sees the
+links appear because they are relative. The server, which may run under another user, inherits the daemon's
+own path and passes through it (mode 0711).
+
+Measured on an H200 with driver 580: a client and a command need nothing but the ``control`` link,
+setters ``control_privileged`` as well; a client that runs is not disturbed when the links go.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+from pathlib import Path
+from typing import Optional
+
+from mpsctl.outside import files, procfs
+from mpsctl.values.instance import PRIVATE_NAME_BYTES
+
+PUBLIC_NAMES = ("control", "control_privileged")
+VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
+
+
+def new_private(public: Path) -> Path:
+    """Make the daemon's own directory for one start, and the public one where it is missing."""
+    files.make_directory(public)
+    unguessable = base64.urlsafe_b64encode(os.urandom(9)).decode()[: PRIVATE_NAME_BYTES - 1]
+    private = public / f".{unguessable}"
+    private.mkdir()
+    private.chmod(0o711)
+    return private
+
+
+def open_gate(public: Path, private: Path) -> bool:
+    """Let clients in; whether anything had to be done."""
+    changed = False
+    for name in PUBLIC_NAMES:
+        target = f"{private.name}/{name}"
+        link = public / name
+        if not link.is_symlink() or str(link.readlink()) != target:
+            files.replace_symlink(link, target)
+            changed = True
+    return changed
+
+
+def close_gate(public: Path) -> None:
+    """Let no new client in. Clients that are connected stay."""
+    for name in PUBLIC_NAMES:
+        (public / name).unlink(missing_ok=True)
+
+
+def behind_gate(public: Path) -> Optional[Path]:
+    """The daemon's own directory to which the open gate leads, or None while it is closed."""
+    link = public / PUBLIC_NAMES[0]
+    if not link.is_symlink():
+        return None
+    return public / link.readlink().parent
+
+
+def private_directories(public: Path) -> list[Path]:
+    """The directories of this and earlier starts."""
+    if not public.is_dir():
+        return []
+    return sorted(entry for entry in public.iterdir() if _is_private(entry))
+
+
+def _is_private(path: Path) -> bool:
+    return (
+        path.name.startswith(".") and len(path.name) == PRIVATE_NAME_BYTES and path.is_dir() and not path.is_symlink()
+    )
+
+
+def remove_private(public: Path, keep: Optional[Path] = None) -> None:
+    """Remove the directories of earlier starts. Only ours: their names have our form."""
+    for directory in private_directories(public):
+        if directory != keep:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def daemons_on(public: Path) -> list[int]:
+    """Control daemons that serve this directory or one inside it, by their environment, never by a title."""
+    found = []
+    for pid in procfs.pids():
+        if procfs.name(pid) != "nvidia-cuda-mps-control"[:15]:
+            continue
+        words = procfs.command(pid).split()
+        if len(words) < 2:  # a front-end has no arguments
+            continue
+        served = (procfs.environment(pid) or {}).get(VARIABLE, "")
+        if served and (Path(served) == public or public in Path(served).parents):
+            found.append(pid)
+    return found

@@ -1,0 +1,81 @@
+"""Processes, by /proc."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Iterator, Optional
+
+_PROC = Path("/proc")
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    stat = _stat(pid)
+    return stat is not None and stat[0] not in ("Z", "X")
+
+
+def started_at(pid: int) -> Optional[int]:
+    """When the process began, in clock ticks since boot: with the pid it names one process for good."""
+    stat = _stat(pid)
+    return int(stat[19]) if stat else None
+
+
+def _stat(pid: int) -> Optional[list[str]]:
+    """The fields of /proc/PID/stat from the state on; the name before them may hold blanks and brackets."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()
+
+
+def name(pid: int) -> str:
+    """The process's name as the kernel keeps it, at most 15 characters."""
+    try:
+        return (_PROC / str(pid) / "comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def command(pid: int) -> str:
+    """The command line, or the bare name where that is empty."""
+    try:
+        raw = (_PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return ""
+    return raw.replace(b"\0", b" ").decode(errors="replace").strip() or name(pid)
+
+
+def uid(pid: int) -> Optional[int]:
+    """The effective user id of the process, or None when it is gone."""
+    try:
+        return os.stat(_PROC / str(pid)).st_uid
+    except OSError:
+        return None
+
+
+def environment(pid: int) -> Optional[dict[str, str]]:
+    """The environment with which the process was started, or None where it may not be read."""
+    try:
+        raw = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return None
+    pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if entry)
+    return {key.decode(errors="replace"): value.decode(errors="replace") for key, _, value in pairs}
+
+
+def pids() -> Iterator[int]:
+    for entry in os.listdir(_PROC):
+        if entry.isdigit():
+            yield int(entry)
+
+
+def children(parent: int) -> list[int]:
+    """The process ids whose parent is ``parent``."""
+    found = []
+    for pid in pids():
+        stat = _stat(pid)
+        if stat and int(stat[1]) == parent:
+            found.append(pid)
+    return found

@@ -1,0 +1,107 @@
+"""systemd, through systemctl and journalctl."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Mapping, Optional, Protocol, Sequence
+
+from mpsctl.values.errors import NotInForce, NotReady
+
+_PROPERTIES = (
+    "Id",
+    "ActiveState",
+    "SubState",
+    "MainPID",
+    "NRestarts",
+    "Result",
+    "NeedDaemonReload",
+    "ConditionResult",
+    "StatusText",
+    "ActiveEnterTimestamp",
+)
+
+
+class Systemd(Protocol):
+    """What this program asks of the service manager."""
+
+    def show(self, units: Sequence[str]) -> dict[str, Mapping[str, str]]:
+        """A few properties of each unit, by its name."""
+
+    def enabled(self, unit: str) -> bool:
+        """Whether the unit is started at boot."""
+
+    def act(self, verb: str, units: Sequence[str] = ()) -> Optional[str]:
+        """Run one verb and wait for its jobs; None on success, else systemctl's words on one line."""
+
+    def job(self, unit: str) -> Optional[str]:
+        """The type of the unit's job in the queue: start, stop, restart …, or None."""
+
+    def journal(self, unit: str, lines: int) -> list[str]:
+        """The unit's last lines in the journal."""
+
+
+class Systemctl:
+    """The real one."""
+
+    def __init__(self, timeout_s: float = 600) -> None:
+        self._timeout_s = timeout_s
+
+    def _run(self, *command: str, timeout_s: Optional[float] = None) -> subprocess.CompletedProcess[str]:
+        try:
+            return subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout_s or 30,
+                check=False,
+            )
+        except FileNotFoundError:
+            raise NotReady(f"{command[0]} is not on this host; mpsctl needs systemd 249 or newer") from None
+        except subprocess.TimeoutExpired:
+            raise NotReady(f"`{' '.join(command)}` did not end within {timeout_s or 30} s") from None
+
+    def show(self, units: Sequence[str]) -> dict[str, Mapping[str, str]]:
+        if not units:
+            return {}
+        done = self._run("systemctl", "show", "--no-pager", f"--property={','.join(_PROPERTIES)}", *units)
+        if done.returncode:
+            raise NotReady(f"systemctl show failed: {_one_line(done.stderr)}")
+        found: dict[str, Mapping[str, str]] = {}
+        for unit, block in zip(units, done.stdout.strip("\n").split("\n\n")):
+            found[unit] = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        return found
+
+    def enabled(self, unit: str) -> bool:
+        # A look at the link itself: `systemctl is-enabled` costs a process for each unit.
+        return (Path("/etc/systemd/system/multi-user.target.wants") / unit).is_symlink()
+
+    def act(self, verb: str, units: Sequence[str] = ()) -> Optional[str]:
+        done = self._run("systemctl", "--no-ask-password", verb, *units, timeout_s=self._timeout_s)
+        if done.returncode == 0:
+            return None
+        return _one_line(done.stderr or done.stdout) or f"systemctl {verb} ended with {done.returncode}"
+
+    def job(self, unit: str) -> Optional[str]:
+        done = self._run("systemctl", "list-jobs", "--no-legend", "--no-pager", "--plain", "--full")
+        for line in done.stdout.splitlines():
+            fields = line.split()
+            if len(fields) >= 3 and fields[1] == unit:
+                return fields[2]
+        return None
+
+    def journal(self, unit: str, lines: int) -> list[str]:
+        done = self._run("journalctl", "--no-pager", "--quiet", "-o", "cat", "-n", str(lines), "-u", unit)
+        return [line for line in done.stdout.splitlines() if line]
+
+
+def ensure(problem: Optional[str], what: str) -> None:
+    """:raises NotInForce: if ``problem`` says that ``what`` did not work."""
+    if problem:
+        raise NotInForce(f"{what}: {problem}")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,251 @@
+"""What an instance is, beside what is wished of it: every word of it read back from the host."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Iterable, Mapping, Optional, Sequence
+
+from mpsctl.outside import daemon as control
+from mpsctl.outside import hardware, pipe, procfs
+from mpsctl.state import configuration, record, wish
+from mpsctl.state.world import World
+from mpsctl.values import daemon_environment
+from mpsctl.values.errors import BadValue, MpsctlError, NotReady
+from mpsctl.values.gpu import Device, Gpu
+from mpsctl.values.instance import Instance
+
+
+@dataclass
+class Value:
+    """One limit of the defaults or of a server: wished, and as the daemon shows it (rounded from 1 GiB on)."""
+
+    what: str
+    wished: str
+    shown: Optional[str]
+    in_force: bool
+
+
+@dataclass
+class ServerStatus:
+    """A server of the daemon; ``state`` is None where the daemon does not tell (535)."""
+
+    pid: int
+    uid: Optional[int]
+    state: Optional[str]
+    values: list[Value]
+    clients: list[int]
+
+
+@dataclass
+class Status:
+    """One instance as found. ``findings`` says in one line each what is not as wished; empty is good.
+
+    ``restart_needed`` names what only a restart can change, ``reload_needed`` is whether a reload would
+    bring what differs into force.
+    """
+
+    instance: str
+    as_wished: bool = False
+    findings: list[str] = field(default_factory=list)
+    unit: dict[str, Any] = field(default_factory=dict)
+    gpus: list[dict[str, Any]] = field(default_factory=list)
+    pipe_directory: Optional[str] = None
+    gate_open: bool = False
+    daemon_answers: bool = False
+    values: list[Value] = field(default_factory=list)
+    servers: list[ServerStatus] = field(default_factory=list)
+    restart_needed: Optional[str] = None
+    reload_needed: bool = False
+    short_lives: int = 0
+    simulated: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def active(self) -> bool:
+        return self.unit.get("active_state") == "active"
+
+    @property
+    def clients(self) -> list[int]:
+        return [pid for server in self.servers for pid in server.clients]
+
+
+def status_of_all(world: World, names: Sequence[str]) -> list[Status]:
+    """The status of each named instance."""
+    instances: list[Instance] = []
+    broken: dict[str, Status] = {}
+    for name in names:
+        try:
+            instances.append(configuration.load(world, name))
+        except BadValue as error:
+            broken[name] = Status(name, findings=[str(error)])
+    gpus, problem = host_gpus(world)
+    found = {status.instance: status for status in look(world, instances, gpus, problem)}
+    return [found[name] if name in found else broken[name] for name in names]
+
+
+def host_gpus(world: World) -> tuple[list[Gpu], Optional[str]]:
+    """The host's GPUs, or an empty list with the reason why NVML does not show them."""
+    try:
+        with world.nvml() as nvml:
+            return nvml.gpus(), None
+    except NotReady as error:
+        return [], str(error)
+
+
+def look(world: World, instances: Iterable[Instance], gpus: Sequence[Gpu], problem: Optional[str]) -> list[Status]:
+    """The status of instances whose wished state is given, whether or not it is what their files say."""
+    instances = list(instances)
+    shown = world.systemd.show([instance.unit for instance in instances])
+    return [_look_at_one(world, instance, gpus, problem, shown.get(instance.unit, {})) for instance in instances]
+
+
+def _look_at_one(
+    world: World, instance: Instance, gpus: Sequence[Gpu], problem: Optional[str], shown: Mapping[str, str]
+) -> Status:
+    status = Status(instance.name, pipe_directory=instance.pipe_directory, simulated=hardware.simulated())
+    status.short_lives = record.short_lives(world, instance.name) or 0
+    status.unit = _unit(world, instance, shown)
+    if problem:
+        status.findings.append(problem)
+    devices: tuple[Device, ...] = ()
+    try:
+        devices = () if problem else configuration.resolve(instance, gpus)
+    except BadValue as error:
+        status.findings.append(str(error))
+    for ordinal, device in enumerate(devices):
+        status.gpus.append(_gpu(instance, ordinal, device))
+        wished = instance.compute_mode
+        if wished is not None and device.gpu.compute_mode != wished:
+            status.reload_needed = True
+            status.findings.append(f"{device}: compute mode is {device.gpu.compute_mode}, wished {wished}")
+    _look_at_unit(status)
+    pid = int(status.unit["main_pid"])
+    if pid:
+        _look_at_daemon(world, instance, devices, gpus, pid, status)
+    elif any(device.gpu.compute_mode not in (None, "default") for device in devices):
+        status.findings.append("the GPU is not in default compute mode and no daemon serves it: nobody can use it")
+    status.as_wished = not status.findings
+    return status
+
+
+def _unit(world: World, instance: Instance, shown: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "name": instance.unit,
+        "active_state": shown.get("ActiveState", "unknown"),
+        "sub_state": shown.get("SubState", "unknown"),
+        "result": shown.get("Result", ""),
+        "main_pid": int(shown.get("MainPID") or 0),
+        "restarts": int(shown.get("NRestarts") or 0),
+        "enabled": world.systemd.enabled(instance.unit),
+        "active_since": shown.get("ActiveEnterTimestamp", ""),
+        "needs_daemon_reload": shown.get("NeedDaemonReload") == "yes",
+    }
+
+
+def _look_at_unit(status: Status) -> None:
+    unit = status.unit
+    if not unit["enabled"]:
+        status.findings.append(f"{unit['name']} is not enabled: it will not start at boot")
+    if unit["active_state"] == "active":
+        return
+    state = f"{unit['name']} is {unit['active_state']} ({unit['sub_state']})"
+    if unit["result"] == "exec-condition":
+        state += ": skipped on this host, the journal says why"
+    elif status.short_lives > 1:
+        state += f": {status.short_lives} starts in a row did not last"
+    status.findings.append(f"{state}; see `journalctl -u {unit['name']}`")
+
+
+def _gpu(instance: Instance, ordinal: int, device: Device) -> dict[str, Any]:
+    gpu = device.gpu
+    return {
+        "ordinal": ordinal,
+        "index": gpu.index,
+        "uuid": device.uuid,
+        "pci_address": gpu.pci_address,
+        "name": gpu.name,
+        "memory_mib": device.memory_mib,
+        "compute_mode": gpu.compute_mode,
+        "compute_mode_wished": instance.compute_mode,
+    }
+
+
+def _look_at_daemon(
+    world: World,
+    instance: Instance,
+    devices: Sequence[Device],
+    gpus: Sequence[Gpu],
+    pid: int,
+    status: Status,
+) -> None:
+    public = Path(instance.pipe_directory)
+    running = daemon_environment.of_process(procfs.environment(pid))
+    private = running.pipe_directory if running else pipe.behind_gate(public)
+    status.gate_open = private is not None and pipe.behind_gate(public) == private
+    if running is not None:
+        wished_devices = tuple(device.uuid for device in devices)
+        if running.pipe_directory.parent != public:
+            status.restart_needed = f"the daemon serves {running.pipe_directory.parent}, wished {public}"
+        elif wished_devices and running.devices != wished_devices:
+            status.restart_needed = (
+                f"the daemon serves {', '.join(running.devices)}, wished {', '.join(wished_devices)}"
+            )
+    if status.restart_needed:
+        status.findings.append(f"a restart is needed: {status.restart_needed}")
+    if private is None:
+        if status.active:
+            status.findings.append("the gate is closed: no client can connect (or ask as root, who sees why)")
+        return
+    try:
+        _look_at_limits(world, instance, running, gpus, private, pid, status)
+    except MpsctlError as error:
+        status.findings.append(str(error))
+    if status.active and not status.gate_open:
+        status.reload_needed = True
+        status.findings.append(f"the gate is closed: no client finds the daemon on {public}")
+
+
+def _look_at_limits(
+    world: World,
+    instance: Instance,
+    running: Optional[daemon_environment.DaemonEnvironment],
+    gpus: Sequence[Gpu],
+    private: Path,
+    pid: int,
+    status: Status,
+) -> None:
+    daemon = world.daemon_of(instance.name, private)
+    served = running.devices if running else tuple(gpu["uuid"] for gpu in status.gpus)
+    memory_mib = wish.memory_of(served, gpus) if gpus else []
+    wished_of_daemon = wish.Wish.of(instance, memory_mib)
+    known = record.read(world, instance.name, pid)
+    wished = wish.steps(wished_of_daemon, known)
+    *shown, listed = daemon.ask([*(step.getter for step in wished), control.SERVER_LIST])
+    status.values = _values(wished, shown)
+    status.daemon_answers = True
+    for server in control.servers(daemon, listed):
+        of_server = wish.steps(wished_of_daemon, known, str(server.pid))
+        values = _values(of_server, daemon.ask([step.getter for step in of_server]) if of_server else [])
+        clients = control.clients(daemon, server.pid)
+        status.servers.append(ServerStatus(server.pid, procfs.uid(server.pid), server.state, values, clients))
+        if server.state == "FAULT":
+            status.findings.append(
+                f"server {server.pid} is in state FAULT: new clients must wait until the old ones end"
+            )
+    for where, values in [("default", status.values)] + [(f"server {s.pid}", s.values) for s in status.servers]:
+        for value in values:
+            if not value.in_force:
+                status.reload_needed = True
+                status.findings.append(
+                    f"{value.what} ({where}): the daemon shows {value.shown or 'nothing'}, wished {value.wished}"
+                )
+
+
+def _values(steps: Sequence[wish.Step], answers: Sequence[Sequence[str]]) -> list[Value]:
+    return [
+        Value(step.what, step.wished, " / ".join(lines) or None, step.in_force(lines))
+        for step, lines in zip(steps, answers)
+    ]

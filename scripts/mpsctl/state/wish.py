@@ -1,0 +1,105 @@
+"""What is wished of a running daemon, as the commands that set it and the answers that prove it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Mapping, Optional, Sequence
+
+from mpsctl.state.record import InForce
+from mpsctl.values import quantity
+from mpsctl.values.errors import NotReady
+from mpsctl.values.gpu import Gpu
+from mpsctl.values.instance import Instance
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is wished of a running daemon: per ordinal the limit in MiB (None: not managed), and the rest."""
+
+    limits_mib: tuple[Optional[int], ...]
+    thread_percentage: Optional[float]
+    client_priority: Optional[int]
+
+    @classmethod
+    def of(cls, instance: Instance, memory_mib: Sequence[int]) -> Wish:
+        limits = tuple(None if instance.limit is None else instance.limit.on(mib) for mib in memory_mib)
+        return cls(limits, instance.thread_percentage, instance.client_priority)
+
+    def recorded(self, pid: int, started_at: int, since_s: float) -> InForce:
+        return InForce(pid, started_at, since_s, self.limits_mib, self.thread_percentage, self.client_priority)
+
+
+def memory_of(devices: Sequence[str], gpus: Sequence[Gpu]) -> list[int]:
+    """The memory in MiB of each device by UUID.
+
+    :raises NotReady: if one of them is gone.
+    """
+    known: Mapping[str, int] = {
+        **{gpu.uuid: gpu.memory_mib for gpu in gpus},
+        **{mig.uuid: mig.memory_mib for gpu in gpus for mig in gpu.mig_devices},
+    }
+    for uuid in devices:
+        if uuid not in known:
+            raise NotReady(f"{uuid}, which the daemon serves, is gone from this host; see `mpsctl gpus` and dmesg")
+    return [known[uuid] for uuid in devices]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One value: how it is set and read, and what must read back.
+
+    ``certain`` is False where the getter rounds and nothing is on record: reading alone cannot tell the
+    value from its neighbours then, and it is set again.
+    """
+
+    what: str
+    getter: str
+    setter: str
+    wished: str
+    reads: str
+    certain: bool = True
+
+    def in_force(self, lines: Sequence[str]) -> bool:
+        """Whether what the getter printed proves the value."""
+        return self.certain and list(lines) == [self.reads]
+
+
+def steps(wish: Wish, known: Optional[InForce], server: str = "") -> list[Step]:
+    """What is to be set and read for a wish, for the defaults or for one server by its pid."""
+    scope, pid = ("", f"{server} ") if server else ("default_", "")
+    found = []
+    for ordinal, mib in enumerate(wish.limits_mib):
+        if mib is not None:
+            found.append(
+                Step(
+                    what=f"memory limit of device {ordinal}",
+                    getter=f"get_{scope}device_pinned_mem_limit {pid}{ordinal}",
+                    setter=f"set_{scope}device_pinned_mem_limit {pid}{ordinal} {mib}M",
+                    wished=f"{mib} MiB",
+                    reads=quantity.displayed(mib),
+                    certain=mib < 1024 or (known is not None and known.limits_mib[ordinal : ordinal + 1] == (mib,)),
+                )
+            )
+    if wish.thread_percentage is not None:
+        found.append(
+            Step(
+                what="active thread percentage",
+                getter=f"get_{scope}active_thread_percentage {pid}".rstrip(),
+                setter=f"set_{scope}active_thread_percentage {pid}{wish.thread_percentage:g}",
+                wished=f"{wish.thread_percentage:g} %",
+                reads=f"{wish.thread_percentage:.1f}",
+            )
+        )
+    if wish.client_priority is not None and not server:
+        # There is no command for one server; the default reaches running ones too (driver 580, H200: the
+        # server logs "Client Priority set to").
+        found.append(
+            Step(
+                what="client priority",
+                getter="get_default_client_priority",
+                setter=f"set_default_client_priority {wish.client_priority}",
+                wished=str(wish.client_priority),
+                reads=str(wish.client_priority),
+            )
+        )
+    return found

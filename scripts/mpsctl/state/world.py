@@ -1,0 +1,36 @@
+"""The rooms of the outside world that acts and proofs are handed, so that tests can hand them others."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Callable, Optional
+
+from mpsctl.outside import nvml
+from mpsctl.outside.daemon import Daemon, FrontEnd
+from mpsctl.outside.nvml import Nvml
+from mpsctl.outside.systemd import Systemctl, Systemd
+from mpsctl.values.places import Places
+
+
+def _front_end(pipe_directory: Path, lock: Optional[Path]) -> Daemon:
+    return FrontEnd(pipe_directory, lock)
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything outside: files, NVML, systemd, control daemons, the clock and where warnings go."""
+
+    places: Places = field(default_factory=Places)
+    nvml: Callable[[], AbstractContextManager[Nvml]] = nvml.opened
+    systemd: Systemd = field(default_factory=Systemctl)
+    daemon: Callable[[Path, Optional[Path]], Daemon] = _front_end
+    now_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
+    sleep_s: Callable[[float], None] = time.sleep
+    say: Callable[[str], None] = lambda text: print(text, flush=True)
+
+    def daemon_of(self, instance: str, pipe_directory: Path) -> Daemon:
+        """The control daemon of an instance, reached in turn with our other calls."""
+        return self.daemon(pipe_directory, self.places.runtime(instance) / "session.lock")
