@@ -246,13 +246,13 @@ def _describe(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) ->
     for unit in plan.to_enable():
         _describe_state(answer, f"enable {unit}", unit, "not started at boot", "started at boot")
     for instance in plan.to_start():
-        unit = plan.statuses[instance.name].unit
-        _describe_state(answer, f"start {instance.unit}", instance.unit, str(unit["active_state"]), "active")
+        state = str(plan.statuses[instance.name].unit["active_state"])
+        _describe_state(answer, f"start {instance.unit}", instance.unit, state, "active")
     for instance in plan.to_restart():
-        status = plan.statuses[instance.name]
-        why = str(status.restart_needed)
-        if status.clients:
-            _hold_back(answer, instance.name, why, status.clients)
+        why = str(plan.statuses[instance.name].restart_needed)
+        clients = plan.statuses[instance.name].clients
+        if clients:
+            _hold_back(answer, instance.name, why, clients)
         else:
             _describe_state(answer, f"restart {instance.unit}: {why}", instance.unit, why, "restarted")
     for instance in plan.to_reload():
@@ -270,12 +270,14 @@ def _describe(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) ->
 def _describe_program(world: World, program: Path, answer: Answer) -> None:
     installed = world.places.program
     answer.actions.append(f"install {installed}")
-    digests = [
-        f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}\n" if path.exists() else ""
-        for path in (installed, program)
-    ]
-    header = str(installed)
-    answer.diff.append({"before_header": header, "after_header": header, "before": digests[0], "after": digests[1]})
+    answer.diff.append(
+        {
+            "before_header": str(installed),
+            "after_header": str(installed),
+            "before": _digest(installed),
+            "after": _digest(program),
+        }
+    )
 
 
 def _digest(path: Path) -> str:

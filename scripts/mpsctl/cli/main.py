@@ -64,9 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
 
-    def verb(
-        name: str, run: Callable[[argparse.Namespace], int], help_: str, more: str = ""
-    ) -> argparse.ArgumentParser:
+    def verb(name: str, run: Callable[[argparse.Namespace], int], help_: str) -> argparse.ArgumentParser:
         added = verbs.add_parser(
             name,
             help=help_,
