@@ -60,12 +60,14 @@ class Daemon(Protocol):
 class FrontEnd:
     """The real one, on ``pipe_directory``.
 
-    ``lock`` is a file that our own calls hold in turn, so that they never collide with each other.
+    ``lock`` is a file that our own calls hold in turn, so that they never collide with each other;
+    ``binary`` is the front-end, by default the one that the host has.
     """
 
-    def __init__(self, pipe_directory: Path, lock: Optional[Path] = None) -> None:
+    def __init__(self, pipe_directory: Path, lock: Optional[Path] = None, binary: Optional[Path] = None) -> None:
         self._pipe_directory = pipe_directory
         self._lock = lock
+        self._binary = binary
 
     def ask(self, commands: Sequence[str], deadline_s: float = 10) -> list[list[str]]:
         end = time.monotonic() + deadline_s
@@ -85,7 +87,7 @@ class FrontEnd:
 
     def _session(self, commands: Sequence[str], timeout_s: float) -> tuple[Optional[list[list[str]]], str]:
         """The answers, or None with the reason why the session was not served."""
-        binary = hardware.binary(hardware.CONTROL_DAEMON)
+        binary = self._binary or hardware.binary(hardware.CONTROL_DAEMON)
         if binary is None:
             raise NotReady(f"{hardware.CONTROL_DAEMON} is not on this host; install the MPS package of its driver")
         script = "".join(f"{command}\n{_SENTINEL}\n" for command in commands)
