@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence
 
@@ -25,6 +25,9 @@ from mpsctl.values.instance import Instance, check_gpus, one_gpu_twice, parse_co
 
 FINGERPRINT = "# Managed by mps-fleet"
 """The beginning of the first line of every file that is ours; others are left alone."""
+
+DAEMON_PLACE = "@NVIDIA_CUDA_MPS_CONTROL@"
+"""Stands in the unit's template where the path of this host's control daemon belongs."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +193,7 @@ def _plan(
     gpus: Sequence[Gpu],
     program: Optional[Path],
 ) -> _Plan:
-    wished = [*request.files, *(File(world.places.conf(name), text) for name, text in texts.items())]
+    wished = [*map(_with_binary, request.files), *(File(world.places.conf(name), text) for name, text in texts.items())]
     differing = [file for file in wished if not _is_as_wished(file)]
     statuses = {status.instance: status for status in proofs.look(world, instances, gpus, None)}
     rewritten = {file.path.stem for file in differing if file.path.parent == world.places.configuration}
@@ -209,6 +212,11 @@ def _plan(
         leftovers=leftovers,
         rewritten=rewritten,
     )
+
+
+def _with_binary(file: File) -> File:
+    """The file with this host's daemon in it: distributions keep it in different places."""
+    return replace(file, content=file.content.replace(DAEMON_PLACE, str(hardware.binary(hardware.CONTROL_DAEMON))))
 
 
 def _is_as_wished(file: File) -> bool:
