@@ -21,7 +21,7 @@ from mpsctl.values.instance import Instance
 _POLL_S = 0.5
 STABLE_AFTER_S = 60
 """A daemon that was in force this long before it ended did not crash in a loop."""
-_PAUSES_S = (0, 0, 1, 2, 4, 8, 16, 30)
+_PAUSES_S = (0, 0, 0, 0, 1, 2, 4, 8, 16, 30)
 """The pause before the n-th start of a crash loop; the last holds for all that follow. systemd's own
 RestartSteps needs systemd 254 and never forgets: after a week of work the tenth crash would wait as long as
 the tenth of a loop."""
