@@ -1,0 +1,78 @@
+# mps-fleet: the commands of this project. `make help` lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+# A Python of the distribution: shims of version managers break where nobody looks.
+PYTHON ?= /usr/bin/python3
+
+DEMO_HOSTS ?= 3
+DEMO_GPUS ?= 2
+SOURCES := scripts lab tests molecule roles inventories
+
+.PHONY: help
+help: ## list these commands
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: setup ## set everything up, boot a small fleet with simulated GPUs, put MPS on it; it stays up
+	@scripts/demo.sh $(DEMO_HOSTS) $(DEMO_GPUS)
+
+.PHONY: test
+test: setup lint unit molecule ## everything that must hold: style, units, contracts, real systemd hosts
+
+.PHONY: setup
+setup: $(VENV)/.complete ## install what the rest needs (apt packages, a Python environment in .venv)
+
+$(VENV)/.complete: requirements.txt requirements-dev.txt scripts/setup.sh
+	@PYTHON=$(PYTHON) scripts/setup.sh $(VENV)
+
+.PHONY: lint
+lint: setup ## ruff, mypy --strict, yamllint, ansible-lint (production profile)
+	ruff check .
+	ruff format --check .
+	MYPYPATH=scripts mypy --strict -p mpsctl
+	mypy --strict scripts/build_mpsctl.py
+	yamllint --strict .
+	ansible-lint --offline --strict
+
+.PHONY: unit
+unit: setup lab-parts ## unit tests, and contract tests against NVIDIA's control daemons 535, 550 and 555
+	pytest -q tests/unit tests/contract
+
+.PHONY: molecule
+molecule: setup lab-parts ## the scenarios `default` and `reboot` on real systemd hosts
+	scripts/molecule.sh default reboot
+
+.PHONY: lab-parts
+lab-parts: setup ## fetch and build what the lab's hosts are made of
+	lab/lab roots
+
+.PHONY: build
+build: setup ## build mpsctl into one file, build/mpsctl
+	python scripts/build_mpsctl.py build/mpsctl
+
+.PHONY: bench
+bench: setup lab-parts ## what a fleet-wide run costs, against a ping task and against a plain role
+	python tests/bench/fleet.py
+
+.PHONY: soak
+soak: setup lab-parts ## the long trials: kill storms, thousands of strings against real daemons
+	pytest -q tests/soak
+
+.PHONY: gpu-bundle
+gpu-bundle: setup ## pack what a GPU machine without internet needs into build/gpu-bundle.tar.xz
+	tests/gpu/bundle.sh
+
+.PHONY: clean
+clean: ## end the demo fleet and remove what was built (not what was downloaded)
+	lab/lab down
+	rm -rf build
+
+.PHONY: distclean
+distclean: clean ## remove everything that these commands made, downloads included
+	rm -rf .lab .venv

@@ -1,0 +1,31 @@
+#!/bin/bash
+# Install what the lab and the tests need: apt packages where they are missing, and a Python environment.
+set -euo pipefail
+venv=$1
+python=${PYTHON:-/usr/bin/python3}
+packages=(ca-certificates gcc git libc6-dev mmdebstrap openssh-client python3 python3-venv systemd-container xz-utils)
+
+say() { printf '%s  %s\n' "$(date +%T)" "$*"; }
+
+if ! command -v apt-get >/dev/null; then
+  echo "setup: found no apt-get, expected Debian or Ubuntu; the lab and its tests run there only" >&2
+  exit 1
+fi
+missing=()
+for package in "${packages[@]}"; do
+  [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)" = installed ] || missing+=("$package")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+  if [ "$(id -u)" != 0 ]; then
+    echo "setup: found user $(id -un), expected root; run: sudo apt-get install ${missing[*]}" >&2
+    exit 1
+  fi
+  say "installing ${missing[*]}"
+  apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+fi
+say "Python environment in $venv"
+"$python" -m venv --clear "$venv"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r requirements.txt -r requirements-dev.txt
+touch "$venv/.complete"
+say "set up"
