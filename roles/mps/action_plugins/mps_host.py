@@ -1,0 +1,133 @@
+"""Carries the wished state to a host and has mpsctl reconcile it there: one round trip, one process.
+
+The sidecar library/mps_host.py holds the documentation.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Optional
+
+from ansible import constants
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "plugin_utils"))
+
+from mps_role import ansible_values, courier, request, variables
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]
+    _supports_check_mode = True
+    _VALID_ARGS = frozenset(("phase", "program", "build", "program_absent"))
+
+    def run(self, tmp: Optional[str] = None, task_vars: Optional[dict[str, Any]] = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        task_vars = task_vars or {}
+        _, arguments = self.validate_argument_spec(
+            {
+                "phase": {"type": "str", "required": True, "choices": ["look", "converge"]},
+                "program": {"type": "path", "required": True},
+                "build": {"type": "str", "required": True},
+                "program_absent": {"type": "bool", "default": False},
+            }
+        )
+        check_mode = bool(self._task.check_mode)
+        check = check_mode or arguments["phase"] == "look"
+        values, refusals = ansible_values.of(task_vars, self._templar.template)
+        # mps_validate has seen the inventory's variables; those of a play or of a task are seen here alone.
+        refusals = [*refusals, *variables.unknown(task_vars), *variables.problems(values)]
+        if refusals:
+            refused = "\n".join(variables.together({task_vars["inventory_hostname"]: refusals}))
+            return {**result, **self._not_done(arguments["phase"], refused)}
+        places = {
+            name: ansible_values.plain(self._templar.template(task_vars[name]))
+            for name in ("_mps_program", "_mps_unit")
+        }
+        wish = request.request(values, places, arguments["build"])
+        answer, sent = self._ask(json.dumps(wish), places["_mps_program"], arguments, check, task_vars)
+        result.update(self._reading(answer, values, arguments["phase"], check_mode, task_vars["inventory_hostname"]))
+        result["program_sent"] = sent
+        return result
+
+    def _ask(
+        self, wish: str, installed: str, arguments: dict[str, Any], check: bool, task_vars: dict[str, Any]
+    ) -> tuple[dict[str, Any], bool]:
+        """The answer of the installed program, or of ours where the host has none, or another; and whether sent."""
+        python = self._python(task_vars)
+        if not arguments["program_absent"]:
+            done = self._run_there(courier.command(installed, python, check), wish.encode())
+            answer = courier.answer(done["stdout"])
+            if answer is not None and not answer.get("program_differs"):
+                return answer, False
+        program = Path(arguments["program"]).read_bytes()
+        temporary = str(self.get_shell_option("remote_tmp", default="~/.ansible/tmp"))
+        command = courier.carrying_command(len(program), temporary, python, check)
+        done = self._run_there(command, program + wish.encode())
+        answer = courier.answer(done["stdout"])
+        if answer is None:
+            raise AnsibleActionFail(courier.silence(done, python))
+        if answer.get("program_differs"):
+            raise AnsibleActionFail(
+                f"found build {answer.get('build')} in {arguments['program']}, expected {arguments['build']};"
+                " run the playbook again"
+            )
+        return answer, True
+
+    def _run_there(self, command: str, data: bytes) -> dict[str, Any]:
+        environment = self._compute_environment_string()
+        prefix = f"export {environment}; " if environment else ""
+        done: dict[str, Any] = self._low_level_execute_command(prefix + command, in_data=data)
+        return done
+
+    @staticmethod
+    def _python(task_vars: dict[str, Any]) -> str:
+        """The interpreter that was set, by variable or in ansible.cfg; else the distribution's."""
+        found = constants.config.get_config_value("INTERPRETER_PYTHON", variables=task_vars)
+        return str(found) if str(found).startswith("/") else "/usr/bin/python3"
+
+    @staticmethod
+    def _not_done(phase: str, refused: str) -> dict[str, Any]:
+        if phase == "look":  # the run as a whole is stopped by the task behind this one, with all hosts' lines
+            return {"changed": False, "needed": False, "refused": refused, "missing": None, "program_sent": False}
+        return {"failed": True, "msg": refused, "refused": refused}
+
+    def _reading(
+        self, answer: dict[str, Any], values: dict[str, Any], phase: str, check_mode: bool, host: str
+    ) -> dict[str, Any]:
+        """The task's result out of the program's answer."""
+        look = phase == "look"
+        missing = answer.get("missing")
+        actions = list(answer.get("actions") or ())
+        if missing and look and values["mps_package"]:
+            actions.append(f"install the package of {missing['what']}")
+        needed = bool(answer.get("changed")) or bool(missing and values["mps_package"])
+        reading: dict[str, Any] = {
+            "changed": needed and (check_mode or not look),
+            "needed": needed,
+            "refused": None,
+            "missing": missing,
+            "actions": actions,
+            "pending": answer.get("pending") or [],
+            "instances": answer.get("instances") or {},
+            "host": answer.get("host") or {},
+        }
+        if check_mode or not look:
+            reading["diff"] = answer.get("diff") or []
+        if not (look and needed):
+            reading["warnings"] = [*(answer.get("warnings") or ()), *map(_waiting, reading["pending"])]
+        if answer.get("refused"):
+            reading.update(self._not_done(phase, f"{host}: {answer['refused']}"))
+        problem = answer.get("error")
+        if missing and not (look and values["mps_package"]):
+            problem = missing["message"]
+        if problem:  # the line that matters, and what was done before it
+            return {"failed": True, "msg": problem, "changed": reading["changed"], "actions": actions}
+        return reading
+
+
+def _waiting(pending: dict[str, Any]) -> str:
+    clients = ", ".join(f"{client['pid']} ({client['command']})" for client in pending["clients"])
+    return f"instance {pending['instance']} waits for its clients to leave: {pending['why']}; clients: {clients}"

@@ -1,0 +1,57 @@
+"""How a request travels to a host, and how the answer is read."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any, Optional
+
+ABSENT = 127
+"""The exit code of a shell that does not find a command."""
+
+_CARRIER = Path(__file__).with_name("carrier.py")
+
+
+def command(program: str, python: str, check: bool) -> str:
+    """The shell command that asks the installed program; an operator can run the very same."""
+    words = [python, "-IS", program, "reconcile", "--json", *(["--check"] if check else [])]
+    return f"test -r {shlex.quote(program)} || exit {ABSENT}; {shlex.join(words)}"
+
+
+def carrying_command(size_bytes: int, temporary: str, python: str, check: bool) -> str:
+    """The shell command that takes the program from the first ``size_bytes`` of its input and asks that one.
+
+    One round trip where Ansible's own way of sending a file needs four. The program lies in Ansible's
+    temporary directory while it runs.
+    """
+    words = [python, "-IS", "-c", _CARRIER.read_text(encoding="utf-8"), str(size_bytes), temporary]
+    words += ["reconcile", "--json", *(["--check"] if check else [])]
+    return shlex.join(words)
+
+
+def answer(stdout: str) -> Optional[dict[str, Any]]:
+    """The last line that is a JSON object: shells and their start files may have spoken before it."""
+    for line in reversed(stdout.splitlines()):
+        if line.startswith("{"):
+            try:
+                found = json.loads(line)
+            except ValueError:
+                return None
+            return found if isinstance(found, dict) and ("format" in found or "error" in found) else None
+    return None
+
+
+def silence(result: dict[str, Any], python: str) -> str:
+    """One line for a host that gave no answer."""
+    code = result.get("rc")
+    said = " | ".join(line.strip() for line in str(result.get("stderr") or "").splitlines() if line.strip())
+    if code == ABSENT and "mpsctl" not in said:
+        return (
+            f"found no {python} on this host, expected Python 3.9 or newer; install it, or set"
+            f" ansible_python_interpreter ({said or 'nothing on standard error'})"
+        )
+    return (
+        f"found no answer of mpsctl (exit code {code}), expected one JSON object; it said:"
+        f" {said[-500:] or str(result.get('stdout') or '').strip()[-500:] or 'nothing'}"
+    )
