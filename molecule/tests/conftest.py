@@ -1,0 +1,68 @@
+"""What the proofs share: the hosts are real, and there are as many as the lab booted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any, Callable
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+LIMIT_MIB = 4096
+
+
+def _lab_hosts() -> list[str]:
+    done = subprocess.run([PROJECT / "lab/lab", "list", "--json"], capture_output=True, text=True, check=True)
+    prefix = os.environ["MPS_LAB_PREFIX"]
+    return sorted(host["name"] for host in json.loads(done.stdout) if host["name"].startswith(prefix))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """A run on no hosts, or on fewer than were booted, is a failure."""
+    tried = {str(item.callspec.params["_testinfra_host"].backend.host) for item in session.items if _on_host(item)}
+    booted = set(_lab_hosts())
+    if not booted or not booted <= tried:
+        pytest.exit(f"the tests would run on {sorted(tried)}, expected every host of the lab: {sorted(booted)}", 3)
+
+
+def _on_host(item: pytest.Item) -> bool:
+    return hasattr(item, "callspec") and "_testinfra_host" in item.callspec.params
+
+
+@pytest.fixture
+def status(host: Any) -> Callable[[], dict[str, Any]]:
+    """What `mpsctl status --json` says of each instance of the host, by its name."""
+
+    def read() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(host.run("mpsctl status --json").stdout)["instances"]
+        return found
+
+    return read
+
+
+@pytest.fixture
+def ask(host: Any) -> Callable[[str, str], str]:
+    """NVIDIA's own front-end, asked as an operator would, on an instance's public pipe directory."""
+
+    def run(instance: str, command: str) -> str:
+        pipe = f"CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps/{instance}"
+        return str(host.run(f"echo {command} | {pipe} nvidia-cuda-mps-control").stdout).strip()
+
+    return run
+
+
+@pytest.fixture
+def eventually() -> Callable[..., None]:
+    """Wait until a condition holds; fail after far longer than it may take. No test depends on the time."""
+    import time
+
+    def wait(what: str, holds: Callable[[], bool], deadline_s: float = 60) -> None:
+        end = time.monotonic() + deadline_s
+        while not holds():
+            assert time.monotonic() < end, f"not so after {deadline_s} s: {what}"
+            time.sleep(0.1)
+
+    return wait
