@@ -66,18 +66,34 @@ def parse(text: object) -> Quantity:
 def _suggestion(text: str) -> str:
     """What the writer probably meant, in the language's own words, where that can be told."""
     bare = text.strip()
-    unit = re.fullmatch(r"([1-9][0-9]*)\s*([MG])(?:i?B)?", bare, re.IGNORECASE)
+    example = "write for example 4G, 4096M or 20%"
+    unit = re.fullmatch(r"([1-9][0-9]{0,11})\s*([MG])(?:i?B)?", bare, re.IGNORECASE)
     if unit:
-        return f"write {unit[1]}{unit[2].upper()}"
-    fraction = re.fullmatch(r"([0-9]+\.[0-9]+)\s*G(?:i?B)?", bare, re.IGNORECASE)
-    if fraction and float(fraction[1]) > 0:
-        return f"write {max(1, int(Fraction(fraction[1]) * 1024))}M"
-    if re.fullmatch(r"[1-9][0-9]*", bare):
+        return _write(f"{unit[1]}{unit[2].upper()}") or example
+    fraction = re.fullmatch(r"([0-9]{1,9}\.[0-9]{1,9})\s*G(?:i?B)?", bare, re.IGNORECASE)
+    if fraction and Fraction(fraction[1]) > 0:
+        return _write(f"{max(1, int(Fraction(fraction[1]) * 1024))}M") or example
+    if re.fullmatch(r"[1-9][0-9]{0,17}", bare):
         number = int(bare)
         if number >= 1 << 20:
-            return f"a byte count is no limit to the daemon: write {number >> 20}M"
-        return f"a bare number is ambiguous: write {bare}M, {bare}G or {bare}%"
-    return "write for example 4G, 4096M or 20%"
+            meant = _write(f"{number >> 20}M")
+            return f"a byte count is no limit to the daemon: {meant or example}"
+        return f"a bare number is ambiguous: {_write(f'{bare}M', f'{bare}G', f'{bare}%') or example}"
+    return example
+
+
+def _write(*candidates: str) -> str:
+    """``write`` those that would be let through, or nothing."""
+    good = [text for text in candidates if _is_quantity(text)]
+    return "write " + " or ".join(part for part in (", ".join(good[:-1]), good[-1]) if part) if good else ""
+
+
+def _is_quantity(text: str) -> bool:
+    try:
+        parse(text)
+    except BadValue:
+        return False
+    return True
 
 
 def displayed(mib: int) -> str:

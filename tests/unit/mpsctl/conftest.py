@@ -1,0 +1,41 @@
+"""A host with fakes for everything outside, and its files in a directory of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+from fakes import Host, h200
+from mpsctl.outside import hardware, procfs
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A short path outside /tmp: pipe directories are refused there, and pytest's own are too long."""
+    places = ["/run", os.environ.get("XDG_RUNTIME_DIR", ""), str(Path.home())]
+    base = next(place for place in places if place and os.access(place, os.W_OK))
+    path = Path(tempfile.mkdtemp(prefix="mps-test-", dir=base))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def host(root: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """A host with four H200, the MPS package and a loaded driver, on which nothing runs yet."""
+    made = Host(root, [h200(index) for index in range(4)])
+    table = made.processes
+    monkeypatch.setattr(procfs, "alive", lambda pid: pid in table)
+    monkeypatch.setattr(procfs, "started_at", lambda pid: table[pid].started_at if pid in table else None)
+    monkeypatch.setattr(procfs, "name", lambda pid: table[pid].name if pid in table else "")
+    monkeypatch.setattr(procfs, "command", lambda pid: table[pid].command if pid in table else "")
+    monkeypatch.setattr(procfs, "uid", lambda pid: table[pid].uid if pid in table else None)
+    monkeypatch.setattr(procfs, "environment", lambda pid: table[pid].environment if pid in table else None)
+    monkeypatch.setattr(procfs, "pids", lambda: iter(list(table)))
+    monkeypatch.setattr(hardware, "binary", lambda name: Path("/usr/bin") / name)
+    monkeypatch.setattr(hardware, "nvidia_on_bus", lambda: True)
+    monkeypatch.setattr(hardware, "driver_version", lambda: "580.159.04")
+    return made

@@ -1,0 +1,489 @@
+"""Stand-ins for everything outside mpsctl: NVML, systemd, control daemons, processes and the clock.
+
+``Host`` puts them together. It behaves as the measured ones do (control daemons 535, 550, 555; driver 580 on
+an H200): the daemon refuses nothing, rounds what it shows, forgets at its end, and hands its defaults to a
+server only when that starts.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Callable, Iterator, Mapping, Optional, Sequence
+
+from mpsctl.acts import apply, prepare, stop
+from mpsctl.outside.daemon import Daemon, NotServed, Unreachable
+from mpsctl.outside.nvml import Nvml
+from mpsctl.state.world import World
+from mpsctl.values.errors import MpsctlError, NotInForce, NotReady
+from mpsctl.values.gpu import Gpu, MigDevice
+from mpsctl.values.places import Places
+
+H200_MIB = 143_771
+
+
+def uuid(number: int, kind: str = "GPU") -> str:
+    return f"{kind}-{number:08x}-1111-2222-3333-444444444444"
+
+
+def h200(index: int, **changes: object) -> Gpu:
+    """An H200 as driver 580 shows it, fresh after a boot."""
+    gpu = Gpu(
+        index=index,
+        uuid=uuid(index),
+        pci_address=f"0000:{0x10 + index:02x}:00.0",
+        name="NVIDIA H200",
+        memory_mib=H200_MIB,
+        compute_mode="default",
+        persistence=True,
+        mig_enabled=False,
+        compute_capability=(9, 0),
+    )
+    return replace(gpu, **changes)  # type: ignore[arg-type]
+
+
+def split_by_mig(index: int, slices: int = 2) -> Gpu:
+    devices = tuple(
+        MigDevice(uuid(100 * (index + 1) + n, "MIG"), "NVIDIA H200 MIG 1g.18gb", 16_384) for n in range(slices)
+    )
+    return h200(index, mig_enabled=True, mig_devices=devices)
+
+
+class Clock:
+    """Time that only passes while somebody sleeps. ``when(s, act)`` does something at a later moment."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.slept_s: list[float] = []
+        self._due: list[tuple[float, Callable[[], None]]] = []
+
+    def now(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+        self.pass_by(seconds)
+
+    def pass_by(self, seconds: float) -> None:
+        self.now_s += seconds
+        due = [act for moment, act in self._due if moment <= self.now_s]
+        self._due = [(moment, act) for moment, act in self._due if moment > self.now_s]
+        for act in due:
+            act()
+
+    def when(self, in_s: float, act: Callable[[], None]) -> None:
+        self._due.append((self.now_s + in_s, act))
+
+
+class FakeNvml:
+    """NVML of a host whose GPUs are data.
+
+    ``driver_up`` is False while the driver is not loaded; ``lost`` holds the indices of GPUs that do not
+    answer; ``refuses`` is NVML's word when a compute mode is set.
+    """
+
+    def __init__(self, gpus: Sequence[Gpu]) -> None:
+        self.all = list(gpus)
+        self.driver_up = True
+        self.lost: set[int] = set()
+        self.refuses: Optional[str] = None
+        self.modes_set: list[tuple[int, str]] = []
+
+    @contextmanager
+    def opened(self) -> Iterator[Nvml]:
+        if not self.driver_up:
+            raise NotReady("NVML does not answer: Driver Not Loaded; load the NVIDIA driver and look at `nvidia-smi`")
+        yield self
+
+    def driver_version(self) -> str:
+        return "580.159.04"
+
+    def gpus(self) -> list[Gpu]:
+        return [gpu for gpu in self.all if gpu.index not in self.lost]
+
+    def gpu(self, index: int) -> Gpu:
+        return next(gpu for gpu in self.all if gpu.index == index)
+
+    def set_compute_mode(self, gpu: Gpu, mode: str) -> None:
+        if self.refuses or gpu.compute_mode is None:
+            raise NotInForce(f"{gpu}: compute mode {mode} was refused by NVML: {self.refuses or 'Not Supported'}")
+        self.modes_set.append((gpu.index, mode))
+        self.all = [replace(one, compute_mode=mode) if one.index == gpu.index else one for one in self.all]
+
+    def compute_processes(self, gpu: Gpu) -> list[int]:  # noqa: ARG002
+        return []
+
+    def reboot(self) -> None:
+        """The driver forgets compute modes."""
+        self.all = [replace(gpu, compute_mode=gpu.compute_mode and "default") for gpu in self.all]
+
+
+@dataclass
+class Process:
+    """A row of /proc. ``environment`` None: another user may not read it."""
+
+    name: str
+    command: str
+    environment: Optional[dict[str, str]]
+    started_at: int
+    uid: int = 0
+
+
+@dataclass
+class FakeServer:
+    """An MPS server: it has the daemon's defaults of the moment it started."""
+
+    limits: dict[str, int]
+    percentage: float
+    state: str = "ACTIVE"
+    clients: list[int] = field(default_factory=list)
+
+
+def limit_bytes(text: str) -> int:
+    """What the daemon makes of the text of a memory limit: it refuses nothing."""
+    number = re.match(r"-?\d+", text)
+    if not number:
+        return 0
+    unit = 30 if text[number.end() : number.end() + 1] in ("g", "G") else 20
+    return (int(number[0]) << unit) % (1 << 64)
+
+
+def shown(limit: int) -> list[str]:
+    """What its getter prints: whole GiB from 1 GiB on, nothing for none."""
+    if not limit:
+        return []
+    return [f"{limit >> 30}G" if limit >= 1 << 30 else f"{limit >> 20}M"]
+
+
+class FakeDaemon:
+    """A control daemon.
+
+    ``unreachable`` and ``not_served`` are what a session meets; ``deaf_to`` is a part of a setter that is
+    taken without effect; ``before_command`` may do anything before a command is carried out.
+    """
+
+    def __init__(self, pid: int = 0, version: int = 550) -> None:
+        self.pid, self.version = pid, version
+        self.limits: dict[str, int] = {}
+        self.percentage = 100.0
+        self.priority = 0
+        self.servers: dict[int, FakeServer] = {}
+        self.unreachable = self.not_served = False
+        self.deaf_to: Optional[str] = None
+        self.before_command: Callable[[str], None] = lambda command: None
+        self.on_quit: Callable[[], None] = lambda: None
+        self.commands: list[str] = []
+
+    @property
+    def setters(self) -> list[str]:
+        return [command for command in self.commands if command.startswith("set_")]
+
+    def start_server(self, pid: int, clients: Sequence[int] = ()) -> FakeServer:
+        self.servers[pid] = FakeServer(dict(self.limits), self.percentage, clients=list(clients))
+        return self.servers[pid]
+
+    def ask(self, commands: Sequence[str], deadline_s: float = 10) -> list[list[str]]:  # noqa: ARG002
+        answers = []
+        for command in commands:
+            self.before_command(command)
+            if self.unreachable:
+                raise Unreachable("no control daemon listens on it (Cannot find MPS control daemon process)")
+            if self.not_served:
+                raise NotServed("the control daemon did not answer within 10 s; it may be held by pid 4711")
+            self.commands.append(command)
+            answers.append(self._answer(command))
+        return answers
+
+    def _answer(self, command: str) -> list[str]:
+        verb, *words = command.split()
+        if verb == "quit":
+            self.on_quit()
+            raise Unreachable("no control daemon listens any more")
+        if verb == "get_server_list":
+            return [str(pid) for pid in self.servers]
+        if verb == "get_server_status" and self.version < 550:
+            return [f'Unknown command "{verb}"']
+        if verb.startswith("set_") and self.deaf_to is not None and self.deaf_to in command:
+            return ["%.1f" % self.percentage] if "percentage" in verb else []
+        if "_default_" in verb:
+            return self._default(verb, words)
+        return self._of_server(verb, words)
+
+    def _default(self, verb: str, words: Sequence[str]) -> list[str]:
+        if verb.endswith("client_priority"):
+            if verb.startswith("get"):
+                return [str(self.priority)]
+            if words and words[0] in ("2", "-1"):
+                return ["Invalid priority value - must be 0 or 1!"]
+            self.priority = 1 if words[:1] == ["1"] else 0
+            return []
+        if verb.endswith("active_thread_percentage"):
+            if verb.startswith("set"):
+                self.percentage = _percentage(words, self.percentage)
+            return [f"{self.percentage:.1f}"]
+        return _limit(verb, words, self.limits)
+
+    def _of_server(self, verb: str, words: Sequence[str]) -> list[str]:
+        server = self.servers.get(int(words[0]))
+        if server is None:
+            return [f"Server {words[0]} not found"]
+        if verb == "get_server_status":
+            return [server.state]
+        if verb == "get_client_list":
+            return [str(pid) for pid in server.clients]
+        if verb.endswith("active_thread_percentage"):
+            if verb.startswith("set"):
+                server.percentage = _percentage(words[1:], server.percentage)
+            return [f"{server.percentage:.1f}"]
+        return _limit(verb, words[1:], server.limits)
+
+
+def _percentage(words: Sequence[str], old: float) -> float:
+    number = re.match(r"\d+(\.\d+)?", words[0]) if words else None
+    return float(number[0]) if number and 0 < float(number[0]) <= 100 else old
+
+
+def _limit(verb: str, words: Sequence[str], limits: dict[str, int]) -> list[str]:
+    if verb.startswith("get"):
+        return shown(limits.get(words[0], 0))
+    limits[words[0]] = limit_bytes(words[1])
+    return []
+
+
+@dataclass
+class Unit:
+    """A unit of systemd."""
+
+    active_state: str = "inactive"
+    sub_state: str = "dead"
+    main_pid: int = 0
+    enabled: bool = False
+    result: str = "success"
+    stale: bool = False
+
+
+class FakeSystemd:
+    """systemd: ``units`` by name, ``acts`` in the order in which they were asked for, ``jobs`` by unit."""
+
+    def __init__(self) -> None:
+        self.units: dict[str, Unit] = {}
+        self.acts: list[str] = []
+        self.jobs: dict[str, str] = {}
+        self.fails: dict[str, str] = {}
+        self.carry_out: Callable[[str, str], Optional[str]] = lambda verb, unit: None
+
+    def unit(self, name: str) -> Unit:
+        return self.units.setdefault(name, Unit())
+
+    def show(self, units: Sequence[str]) -> dict[str, Mapping[str, str]]:
+        return {name: self._shown(name, self.units.get(name, Unit())) for name in units}
+
+    def _shown(self, name: str, unit: Unit) -> Mapping[str, str]:
+        return {
+            "Id": name,
+            "ActiveState": unit.active_state,
+            "SubState": unit.sub_state,
+            "MainPID": str(unit.main_pid),
+            "NRestarts": "0",
+            "Result": unit.result,
+            "NeedDaemonReload": "yes" if unit.stale else "no",
+        }
+
+    def enabled(self, unit: str) -> bool:
+        return self.units.get(unit, Unit()).enabled
+
+    def act(self, verb: str, units: Sequence[str] = ()) -> Optional[str]:
+        self.acts.append(" ".join([verb, *units]))
+        if verb in self.fails:
+            return self.fails[verb]
+        if verb == "daemon-reload":
+            for unit in self.units.values():
+                unit.stale = False
+        problems = [self._act_on(verb, name) for name in units]
+        return next((problem for problem in problems if problem), None)
+
+    def _act_on(self, verb: str, name: str) -> Optional[str]:
+        if verb in ("enable", "disable"):
+            self.unit(name).enabled = verb == "enable"
+            return None
+        return self.carry_out(verb, name)
+
+    def job(self, unit: str) -> Optional[str]:
+        return self.jobs.get(unit)
+
+    def journal(self, unit: str, lines: int) -> list[str]:  # noqa: ARG002
+        return [f"the last words of {unit}"]
+
+
+class Host:
+    """A host: its files under ``root``, and fakes for the rest.
+
+    ``start``, ``stop`` and so on do to an instance what systemd does with the unit: the program's own verbs
+    around a daemon.
+    """
+
+    def __init__(self, root: Path, gpus: Sequence[Gpu]) -> None:
+        self.places = Places(root)
+        self.pipe_root = root / "mps"
+        self.clock = Clock()
+        self.nvml = FakeNvml(gpus)
+        self.systemd = FakeSystemd()
+        self.systemd.carry_out = self._carry_out
+        self.processes: dict[int, Process] = {}
+        self.daemons: dict[Path, FakeDaemon] = {}
+        self.new_daemon: Callable[[int], FakeDaemon] = FakeDaemon
+        self.said: list[str] = []
+        self._next_pid = 5000
+
+    @property
+    def world(self) -> World:
+        def opened() -> AbstractContextManager[Nvml]:
+            return self.nvml.opened()
+
+        return World(
+            places=self.places,
+            nvml=opened,
+            systemd=self.systemd,
+            daemon=self._daemon,
+            now_s=self.clock.now,
+            sleep_s=self.clock.sleep,
+            say=self.said.append,
+        )
+
+    def _daemon(self, pipe_directory: Path, lock: Optional[Path]) -> Daemon:  # noqa: ARG002
+        if pipe_directory not in self.daemons:
+            absent = FakeDaemon()
+            absent.unreachable = True
+            return absent
+        return self.daemons[pipe_directory]
+
+    # -- the wish
+
+    def conf(self, name: str = "0", **values: object) -> str:
+        """The text of an instance's file; keys by their names in it, None leaves one out."""
+        wished: dict[str, object] = {"GPUs": "%i", "PipeDirectory": f"{self.pipe_root}/%i", **values}
+        sections = {
+            "Instance": ("GPUs", "PipeDirectory", "ComputeMode"),
+            "Limits": ("DeviceMemoryLimit", "ActiveThreadPercentage", "ClientPriority"),
+            "Timeouts": ("DriverTimeoutSec", "StopTimeoutSec"),
+        }
+        lines = [f"# Managed by mps-fleet: instance {name}"]
+        for section, keys in sections.items():
+            lines.append(f"[{section}]")
+            lines += [f"{key}={wished[key]}" for key in keys if wished.get(key) is not None]
+        return "\n".join(lines) + "\n"
+
+    def wish(self, name: str = "0", **values: object) -> Path:
+        """Write an instance's file; its public pipe directory."""
+        path = self.places.conf(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.conf(name, **values))
+        return self.pipe_root / name
+
+    # -- processes
+
+    def process(
+        self, name: str, command: str, environment: Optional[dict[str, str]] = None, uid: int = 0, pid: int = 0
+    ) -> int:
+        self._next_pid += 1
+        pid = pid or self._next_pid
+        self.processes[pid] = Process(name[:15], command, environment, int(self.clock.now_s * 100), uid)
+        return pid
+
+    def launch(self, environment: dict[str, str]) -> FakeDaemon:
+        """A control daemon, as ExecStart does it."""
+        pid = self.process("nvidia-cuda-mps-control", "/usr/bin/nvidia-cuda-mps-control -f", environment)
+        daemon = self.new_daemon(pid)
+        daemon.pid = pid
+        daemon.on_quit = lambda: self.kill(pid)
+        self.daemons[Path(environment["CUDA_MPS_PIPE_DIRECTORY"])] = daemon
+        return daemon
+
+    def kill(self, pid: int) -> None:
+        """The process ends, and with a daemon all it knew; its sockets stay."""
+        self.processes.pop(pid, None)
+        for daemon in self.daemons.values():
+            if daemon.pid == pid:
+                daemon.unreachable = True
+                daemon.servers.clear()
+
+    # -- the unit
+
+    def prepared(self, name: str = "0") -> FakeDaemon:
+        """ExecStartPre and ExecStart: a daemon that runs, its limits not yet set."""
+        environment = prepare.prepare(self.world, name)
+        daemon = self.launch(
+            {
+                "CUDA_MPS_PIPE_DIRECTORY": str(environment.pipe_directory),
+                "CUDA_VISIBLE_DEVICES": ",".join(environment.devices),
+            }
+        )
+        unit = self.systemd.unit(f"mps-control@{name}.service")
+        unit.main_pid, unit.active_state, unit.sub_state = daemon.pid, "activating", "start-post"
+        return daemon
+
+    def start(self, name: str = "0") -> FakeDaemon:
+        daemon = self.prepared(name)
+        apply.apply(self.world, name, daemon.pid)
+        unit = self.systemd.unit(f"mps-control@{name}.service")
+        unit.active_state, unit.sub_state = "active", "running"
+        return daemon
+
+    def running(self, name: str = "0") -> FakeDaemon:
+        """The daemon of an instance that has been started."""
+        pid = self.systemd.unit(f"mps-control@{name}.service").main_pid
+        return next(daemon for daemon in self.daemons.values() if daemon.pid == pid)
+
+    def stop(self, name: str = "0") -> None:
+        """ExecStop and ExecStopPost of a real stop."""
+        unit_name = f"mps-control@{name}.service"
+        unit = self.systemd.unit(unit_name)
+        self.systemd.jobs[unit_name] = "stop"
+        stop.stop(self.world, name, unit.main_pid or None)
+        stop.release(self.world, name)
+        del self.systemd.jobs[unit_name]
+        unit.main_pid, unit.active_state, unit.sub_state = 0, "inactive", "dead"
+
+    def restart(self, name: str = "0") -> FakeDaemon:
+        unit_name = f"mps-control@{name}.service"
+        self.systemd.jobs[unit_name] = "restart"
+        stop.stop(self.world, name, self.systemd.unit(unit_name).main_pid)
+        stop.release(self.world, name)
+        del self.systemd.jobs[unit_name]
+        return self.start(name)
+
+    def _carry_out(self, verb: str, unit_name: str) -> Optional[str]:
+        name = unit_name.removeprefix("mps-control@").removesuffix(".service")
+        unit = self.systemd.unit(unit_name)
+        try:
+            if verb == "start":
+                self.start(name)
+            elif verb == "restart":
+                self.restart(name)
+            elif verb == "reload":
+                apply.apply(self.world, name, unit.main_pid)
+            elif verb == "stop" and unit.main_pid:
+                self.stop(name)
+        except MpsctlError as error:
+            return f"Job for {unit_name} failed: {error}"
+        return None
+
+    # -- looking
+
+    def gate_is_open(self, name: str = "0") -> bool:
+        return (self.pipe_root / name / "control").is_symlink()
+
+    def snapshot(self) -> dict[str, tuple[object, ...]]:
+        """Every path under the root with its mode, its time and what it holds."""
+        found: dict[str, tuple[object, ...]] = {}
+        for path in sorted(self.places.root.rglob("*")):
+            about = path.lstat()
+            content: object = None
+            if path.is_symlink():
+                content = str(path.readlink())
+            elif path.is_file():
+                content = path.read_bytes()
+            found[str(path)] = (about.st_mode, about.st_mtime_ns, about.st_uid, content)
+        return found
