@@ -16,7 +16,7 @@ from ansible.plugins.action import ActionBase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "plugin_utils"))
 
-from mps_role import ansible_values, courier, request, variables
+from mps_role import ansible_values, courier, packages, request, variables
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -99,11 +99,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     ) -> dict[str, Any]:
         """The task's result out of the program's answer."""
         look = phase == "look"
-        missing = answer.get("missing")
+        missing, wanted = answer.get("missing"), values["mps_package"]
+        described = dict(answer.get("host") or {})
+        to_install = bool(missing and look and wanted)
         actions = list(answer.get("actions") or ())
-        if missing and look and values["mps_package"]:
+        if to_install:
             actions.append(f"install the package of {missing['what']}")
-        needed = bool(answer.get("changed")) or bool(missing and values["mps_package"])
+        needed = bool(answer.get("changed")) or to_install
         reading: dict[str, Any] = {
             "changed": needed and (check_mode or not look),
             "needed": needed,
@@ -112,17 +114,17 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             "actions": actions,
             "pending": answer.get("pending") or [],
             "instances": answer.get("instances") or {},
-            "host": answer.get("host") or {},
+            "host": described,
+            "package_vars": packages.vars_file(described) if to_install else None,
         }
         if check_mode or not look:
             reading["diff"] = answer.get("diff") or []
-        if not (look and needed):
+        if not (look and needed):  # else converge says it
             reading["warnings"] = [*(answer.get("warnings") or ()), *map(_waiting, reading["pending"])]
-        if answer.get("refused"):
-            reading.update(self._not_done(phase, f"{host}: {answer['refused']}"))
-        problem = answer.get("error")
-        if missing and not (look and values["mps_package"]):
-            problem = missing["message"]
+        refused = answer.get("refused") or (packages.refusal(described, wanted) if to_install else None)
+        if refused:
+            reading.update(self._not_done(phase, f"{host}: {refused}"))
+        problem = answer.get("error") or (missing["message"] if missing and not to_install else None)
         if problem:  # the line that matters, and what was done before it
             return {"failed": True, "msg": problem, "changed": reading["changed"], "actions": actions}
         return reading

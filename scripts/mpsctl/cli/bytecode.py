@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import zipfile
 from pathlib import Path
 
 from mpsctl.cli import build
@@ -34,6 +33,7 @@ def keep(places: Places) -> None:
     import importlib.util
     import io
     import marshal
+    import zipfile
 
     from mpsctl.outside import files
 

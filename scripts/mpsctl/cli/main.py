@@ -182,7 +182,6 @@ def _apply(options: argparse.Namespace) -> int:
 
     world = _acting_world(options)
     changes = apply.apply(world, options.instance, _main_pid())
-    bytecode.keep(world.places)
     if options.json:
         _print_json({"instance": options.instance, "changes": changes})
     else:
@@ -196,7 +195,7 @@ def _prepare(options: argparse.Namespace) -> int:
     from mpsctl.acts import prepare
 
     world = _acting_world(options)
-    bytecode.keep(world.places)
+    _keep_bytecode(world)
     environment = prepare.prepare(world, options.instance)
     if options.json:
         _print_json({"pipe_directory": str(environment.pipe_directory), "devices": environment.devices})
@@ -248,9 +247,15 @@ def _reconcile(options: argparse.Namespace) -> int:
     request = reconcile.Request.from_json(wanted)
     answer = reconcile.reconcile(world, request, options.check, reconcile.own_file())
     if not options.check and not (answer.refused or answer.missing or answer.error):
-        bytecode.keep(world.places)
+        _keep_bytecode(world)
     _print_json({"program_differs": False, **answer.as_json()})
     return 1 if answer.error or answer.refused or answer.missing else 0
+
+
+def _keep_bytecode(world: Any) -> None:
+    from mpsctl.cli import bytecode
+
+    bytecode.keep(world.places)
 
 
 def _acting_world(options: argparse.Namespace) -> Any:

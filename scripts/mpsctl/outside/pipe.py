@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import base64
 import os
-import shutil
 from pathlib import Path
 from typing import Optional
 
@@ -77,6 +76,8 @@ def _is_private(path: Path) -> bool:
 
 def remove_private(public: Path, keep: Optional[Path] = None) -> None:
     """Remove the directories of earlier starts. Only ours: their names have our form."""
+    import shutil
+
     for directory in private_directories(public):
         if directory != keep:
             shutil.rmtree(directory, ignore_errors=True)
