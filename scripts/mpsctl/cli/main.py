@@ -253,7 +253,6 @@ def _reconcile(options: argparse.Namespace) -> int:
 
 
 def _keep_bytecode(world: Any) -> None:
-    from mpsctl.cli import bytecode
 
     bytecode.keep(world.places)
 
