@@ -9,7 +9,7 @@ import sys
 from typing import Any, Callable, Optional, Sequence
 
 from mpsctl import __version__
-from mpsctl.cli import build, bytecode
+from mpsctl.cli import build
 from mpsctl.values.errors import BadValue, MpsctlError, NotReady
 
 EXIT_CODES = """\
@@ -253,6 +253,7 @@ def _reconcile(options: argparse.Namespace) -> int:
 
 
 def _keep_bytecode(world: Any) -> None:
+    from mpsctl.cli import bytecode
 
     bytecode.keep(world.places)
 
