@@ -200,7 +200,7 @@ def main() -> int:
     ]
     before = subprocess.run(smi, capture_output=True, text=True, check=True).stdout
     release = next(line for line in Path("/etc/os-release").read_text().splitlines() if line.startswith("PRETTY"))
-    print(f"{before}{os.uname().release}, {release}, {os.cpu_count()} cores")
+    print(f"{before}Linux {os.uname().release.split('-')[0]}, {release}, {os.cpu_count()} cores")
     folder = Path(tempfile.mkdtemp(prefix="mps-gpu-", dir="/var/tmp"))
     machine_id = Path("/etc/machine-id")
     lent_id = not machine_id.exists() or not machine_id.read_text().strip()

@@ -7,10 +7,7 @@ base=/run/mps-gate; rm -rf $base; mkdir -p $base/0; chmod 0755 $base $base/0
 public=$base/0; private=$base/0/.d-$RANDOM; mkdir -m 0711 $private
 client() { CUDA_MPS_PIPE_DIRECTORY=$1 timeout 30 python3 "$here/cuda_client.py" "${@:2}"; }
 ask() { local d=$1; shift; printf '%s\n' "$@" | CUDA_MPS_PIPE_DIRECTORY=$d timeout 10 nvidia-cuda-mps-control; echo "[rc=$?]"; }
-echo "== machine"; uname -a; cat /etc/os-release | head -2; nvidia-smi --query-gpu=name,uuid,driver_version,compute_mode,persistence_mode --format=csv
-which nvidia-cuda-mps-control nvidia-cuda-mps-server nvidia-smi ssh sshd python3 systemctl unshare nsenter xz; python3 --version; /usr/bin/python3 --version
-ls -la /dev/nvidia*; ls -la /dev/nvidia-caps 2>/dev/null; mount | grep -i -E 'nvidia|cgroup'; ls /usr/local/nvidia /usr/local/nvidia/bin /usr/local/nvidia/lib64 2>/dev/null | head -80; cat /etc/ld.so.conf.d/*; echo $LD_LIBRARY_PATH; env | grep -i -E 'cuda|nvidia'
-ls /sys/bus/pci/devices; for d in /sys/bus/pci/devices/*; do echo "$d $(cat $d/vendor) $(cat $d/class)"; done; ls -R /proc/driver/nvidia | head -30; cat /proc/driver/nvidia/version
+echo "== machine"; cat /etc/os-release | head -2; nvidia-smi --query-gpu=name,uuid,driver_version,compute_mode,persistence_mode --format=csv
 UUID=$(nvidia-smi --query-gpu=uuid --format=csv,noheader | head -1)
 CUDA_VISIBLE_DEVICES=$UUID CUDA_MPS_PIPE_DIRECTORY=$private nvidia-cuda-mps-control -f >$base/daemon.log 2>&1 & daemon=$!
 sleep 1; ls -lan $private
@@ -23,7 +20,7 @@ client $public --label sym-uid1000 --uid 1000
 echo "== all names as symlinks"; for f in $private/*; do ln -sf $(basename $private)/$(basename $f) $public/; done; client $public --label all-sym; client $public --label all-sym-uid1000 --uid 1000
 echo "== by visible devices uuid on the client"; CUDA_VISIBLE_DEVICES=$UUID client $public --label uuid-visible
 echo "== wrong index"; CUDA_VISIBLE_DEVICES=1 client $public --label index1
-echo "== quick succession of uids: server list and environment"; ask $private get_server_list; for s in $(echo get_server_list | CUDA_MPS_PIPE_DIRECTORY=$private nvidia-cuda-mps-control); do tr '\0' '\n' </proc/$s/environ | grep -E 'CUDA|PATH'; ls -la /proc/$s/fd | head -40; done
+echo "== quick succession of uids: server list and environment"; ask $private get_server_list; for s in $(echo get_server_list | CUDA_MPS_PIPE_DIRECTORY=$private nvidia-cuda-mps-control); do tr '\0' '\n' </proc/$s/environ | grep -E 'CUDA|PATH'; done
 echo "== gate closed under a running client"; client $public --label runner --hold-s 4 & sleep 1.5; rm -f $public/control $public/control_privileged $public/log $public/control_lock $public/*.pid; client $public --label closed; wait %2
 echo "== start_server for uid 1000 behind a 0711 directory"; ask $private "start_server -uid 1000"; sleep 1; S=$(echo get_server_list | CUDA_MPS_PIPE_DIRECTORY=$private nvidia-cuda-mps-control); echo "servers: $S"; for s in $S; do ask $private "get_server_status $s"; ask $private "get_device_pinned_mem_limit $s 0"; ps -o pid,uid,cmd -p $s; done
 echo "== is control_privileged used by root commands through the public directory? only control there"; ln -s $(basename $private)/control $public/control; ask $public "set_default_device_pinned_mem_limit 0 3G" "get_default_device_pinned_mem_limit 0" "get_default_active_thread_percentage"
@@ -34,4 +31,3 @@ echo "== -M"; CUDA_VISIBLE_DEVICES=$UUID CUDA_MPS_PIPE_DIRECTORY=$private nvidia
 echo "== -multiuser-server"; CUDA_VISIBLE_DEVICES=$UUID CUDA_MPS_PIPE_DIRECTORY=$private timeout 3 nvidia-cuda-mps-control -f -multiuser-server | head -5
 echo "== daemon log"; cat $base/daemon.log; echo "== -M log"; cat $base/daemon-m.log
 rm -rf $base
-echo "== can it nspawn"; ls -la /etc/machine-id /run/systemd 2>&1; stat -f -c %T /sys/fs/cgroup; ls /sys/fs/cgroup | head; unshare -m -p -f --mount-proc true && echo "unshare ok"; mkdir -p /tmp/o/{l,u,w,m} && mount -t overlay overlay -o lowerdir=/tmp/o/l,upperdir=/tmp/o/u,workdir=/tmp/o/w /tmp/o/m && echo overlay ok && umount /tmp/o/m; df -h / /tmp | cat; dpkg -l | grep -E 'libseccomp2|libacl1|libselinux1|libblkid1|libcap2|libgcrypt|libip4tc|libkmod|liblz4|libzstd|liblzma|libpcre2|openssh|systemd' | awk '{print $2,$3}'
