@@ -38,7 +38,7 @@ def names(world: World) -> list[str]:
 
 def natural(name: str) -> tuple[int, int, str]:
     """A sort key: numbers by value and before words."""
-    return (0, int(name), name) if name.isdigit() else (1, 0, name)
+    return (0, int(name), name) if name.isascii() and name.isdigit() else (1, 0, name)
 
 
 def resolve(instance: Instance, gpus: Sequence[Gpu]) -> tuple[Device, ...]:

@@ -78,7 +78,11 @@ def parse_conf(text: str, name: str) -> Instance:
     """
     check_name(name)
     parser = configparser.ConfigParser(
-        delimiters=("=",), comment_prefixes=("#", ";"), interpolation=None, empty_lines_in_values=False
+        delimiters=("=",),
+        comment_prefixes=("#", ";"),
+        interpolation=None,
+        empty_lines_in_values=False,
+        default_section="",  # none: the parser's own, [DEFAULT], would add its keys to all others unseen
     )
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     try:
@@ -92,16 +96,18 @@ def parse_conf(text: str, name: str) -> Instance:
             raise BadValue(f"[{section}]", f"one of {', '.join(_SECTIONS)}", "correct the section's name", section)
         for key, value in parser.items(section):
             if key not in _SECTIONS[section]:
-                known = [k for keys in _SECTIONS.values() for k in keys]
-                near = difflib.get_close_matches(key, known, 1)
-                raise BadValue(
-                    f"{key} in [{section}]",
-                    f"one of {', '.join(_SECTIONS[section])}",
-                    f"did you mean {near[0]}?" if near else "remove it",
-                    key,
-                )
+                raise BadValue(f"{key} in [{section}]", f"one of {', '.join(_SECTIONS[section])}", _meant_key(key), key)
             values[key] = value.replace("%i", name)
     return from_values(values, name)
+
+
+def _meant_key(key: str) -> str:
+    """What to do about a key that its section does not know."""
+    homes = {known: section for section, keys in _SECTIONS.items() for known in keys}
+    if key in homes:
+        return f"move it to [{homes[key]}]"
+    near = difflib.get_close_matches(key.lower(), [known.lower() for known in homes], 1)
+    return next((f"did you mean {known}?" for known in homes if near == [known.lower()]), "remove it")
 
 
 def from_values(values: Mapping[str, str], name: str) -> Instance:

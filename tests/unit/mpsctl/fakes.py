@@ -112,7 +112,7 @@ class FakeNvml:
         self.modes_set.append((gpu.index, mode))
         self.all = [replace(one, compute_mode=mode) if one.index == gpu.index else one for one in self.all]
 
-    def compute_processes(self, gpu: Gpu) -> list[int]:  # noqa: ARG002
+    def compute_processes(self, gpu: Gpu) -> list[int]:
         return []
 
     def reboot(self) -> None:
@@ -184,7 +184,7 @@ class FakeDaemon:
         self.servers[pid] = FakeServer(dict(self.limits), self.percentage, clients=list(clients))
         return self.servers[pid]
 
-    def ask(self, commands: Sequence[str], deadline_s: float = 10) -> list[list[str]]:  # noqa: ARG002
+    def ask(self, commands: Sequence[str], deadline_s: float = 10) -> list[list[str]]:
         answers = []
         for command in commands:
             self.before_command(command)
@@ -206,7 +206,7 @@ class FakeDaemon:
         if verb == "get_server_status" and self.version < 550:
             return [f'Unknown command "{verb}"']
         if verb.startswith("set_") and self.deaf_to is not None and self.deaf_to in command:
-            return ["%.1f" % self.percentage] if "percentage" in verb else []
+            return [f"{self.percentage:.1f}"] if "percentage" in verb else []
         if "_default_" in verb:
             return self._default(verb, words)
         return self._of_server(verb, words)
@@ -313,7 +313,7 @@ class FakeSystemd:
     def job(self, unit: str) -> Optional[str]:
         return self.jobs.get(unit)
 
-    def journal(self, unit: str, lines: int) -> list[str]:  # noqa: ARG002
+    def journal(self, unit: str, lines: int) -> list[str]:
         return [f"the last words of {unit}"]
 
 
@@ -352,7 +352,7 @@ class Host:
             say=self.said.append,
         )
 
-    def _daemon(self, pipe_directory: Path, lock: Optional[Path]) -> Daemon:  # noqa: ARG002
+    def _daemon(self, pipe_directory: Path, lock: Optional[Path]) -> Daemon:
         if pipe_directory not in self.daemons:
             absent = FakeDaemon()
             absent.unreachable = True

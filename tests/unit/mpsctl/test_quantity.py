@@ -79,9 +79,7 @@ def test_more_than_any_gpu_has_is_refused() -> None:
         quantity.parse("16385G")
 
 
-@pytest.mark.parametrize(
-    "text", ["200", "20000", "9" * 13 + "G", "99999999999999999999", "9" * 5000, "9" * 5000 + ".5G"]
-)
+@pytest.mark.parametrize("text", ["200", "20000", "9" * 13 + "G", "9" * 20, "9" * 5000, "9" * 5000 + ".5G"])
 def test_what_a_refusal_tells_to_write_is_itself_accepted(text: str) -> None:
     assert_suggestions_hold(text)
 
