@@ -1,0 +1,113 @@
+"""Starting hosts side by side, waiting for them, finding their processes, and ending them."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Optional, Sequence
+
+from mpslab import cgroups, hosts, processes, supervisor
+from mpslab.errors import LabError
+from mpslab.places import SOURCE, Places
+
+
+def start(places: Places, host: hosts.Host) -> None:
+    """Start the host's supervisor, detached from the caller in every way."""
+    base = hosts.folder(places, host.name)
+    script = "import sys; sys.path.insert(0, sys.argv[1]); from mpslab import supervisor; supervisor.main(sys.argv[2])"
+    with (base / "supervisor.log").open("wb") as log:
+        subprocess.Popen(
+            ["unshare", "--mount", sys.executable, "-I", "-S", "-c", script, str(SOURCE), host.name],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**processes.ENVIRONMENT, "MPS_LAB_DIR": str(places.base)},
+            cwd="/",
+            start_new_session=True,
+        )
+
+
+def supervisor_pid(places: Places, name: str) -> Optional[int]:
+    """The process behind the host, or None while it is not running."""
+    return processes.recorded(hosts.folder(places, name) / supervisor.RECORD)
+
+
+def leader_pid(places: Places, name: str) -> Optional[int]:
+    """The machine's id of the host's own PID 1, or None (for a moment also during a reboot)."""
+    behind = supervisor_pid(places, name)
+    for nspawn in processes.children(behind) if behind else ():
+        for leader in processes.children(nspawn):
+            return leader
+    return None
+
+
+def host_root(places: Places, host: hosts.Host) -> Path:
+    """The host's files: as it sees them while it runs, else what will be laid over its root at the next boot."""
+    leader = leader_pid(places, host.name)
+    return Path(f"/proc/{leader}/root") if leader else hosts.folder(places, host.name) / "upper"
+
+
+def wait_for_ssh(places: Places, waiting: Sequence[hosts.Host], timeout_s: float) -> None:
+    """Wait until every host's sshd greets.
+
+    :raises LabError: naming those that do not, with the end of the first one's console.
+    """
+    deadline = time.monotonic() + timeout_s
+    left = list(waiting)
+    while left:
+        left = [host for host in left if not _greets(host)]
+        dead = [host for host in left if supervisor_pid(places, host.name) is None]
+        if dead and time.monotonic() > deadline - timeout_s + 5:
+            raise LabError(f"{_names(dead)} ended while booting: {_last_words(places, dead[0])}")
+        if left and time.monotonic() > deadline:
+            raise LabError(
+                f"no ssh on {_names(left)} within {timeout_s:.0f} s; see {hosts.folder(places, left[0].name)}/"
+                f"{supervisor.CONSOLE}"
+            )
+        if left:
+            time.sleep(0.05)
+
+
+def _greets(host: hosts.Host) -> bool:
+    try:
+        with socket.create_connection((host.address, host.port), timeout=1) as connection:
+            readable, _, _ = select.select([connection], [], [], 1)
+            return bool(readable) and connection.recv(4) == b"SSH-"
+    except OSError:
+        return False
+
+
+def _names(some: Sequence[hosts.Host]) -> str:
+    return ", ".join(host.name for host in some)
+
+
+def _last_words(places: Places, host: hosts.Host) -> str:
+    for name in ("supervisor.log", supervisor.CONSOLE):
+        path = hosts.folder(places, host.name) / name
+        lines = path.read_text(errors="replace").split("\n") if path.exists() else []
+        said = [line.strip() for line in lines if line.strip()]
+        if said:
+            return " / ".join(said[-2:])
+    return "no message"
+
+
+def stop(places: Places, names: Sequence[str]) -> None:
+    """End hosts at once, as a loss of power would; nspawn and all in it die with their supervisor."""
+    for name in names:
+        processes.kill(hosts.folder(places, name) / supervisor.RECORD)
+    for name in names:
+        cgroups.remove(places, name)
+
+
+def reap() -> None:
+    """Collect supervisors of ours that ended while the lab command ran."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass

@@ -1,0 +1,242 @@
+"""What the verbs of the command line do: hosts up, down and listed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Iterator, Optional
+
+from mpslab import addresses, boot, cgroups, daemons, hosts, layer, models, roots, ssh
+from mpslab.errors import LabError
+from mpslab.places import Places
+from mpslab.progress import say, step
+
+_DRIVER_WITHOUT_DAEMON = "550.163.01"
+_SSH_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What ``up`` was asked for."""
+
+    count: int
+    gpus: int
+    model: str
+    daemon: Optional[str]
+    release: str
+    driver_delay_s: Optional[float]
+    """None: at once, and what was said of hosts that are there already stands."""
+    prefix: str
+    mig: tuple[str, ...] = ()
+
+
+@contextmanager
+def lock(places: Places) -> Iterator[None]:
+    """One lab command at a time; the lock goes with its holder, however that ends."""
+    places.base.mkdir(parents=True, exist_ok=True)
+    handle = os.open(places.base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another lab command works on this lab; waiting for it")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def up(places: Places, wish: Wish) -> None:
+    """Make and start what is missing; what is there as wished stays untouched."""
+    begun = time.monotonic()
+    _check(wish)
+    shutil.rmtree(places.builds, ignore_errors=True)
+    present = {host.name: host for host in hosts.load(places)}
+    wanted = _wanted(places, wish, present)
+    ssh.make_key(places)
+    new = [host for host in wanted if host.name not in present]
+    for host in new:
+        hosts.make(places, host, hosts.Driver(wish.driver_delay_s or 0))
+    ssh.write_config(places, hosts.load(places))
+    starting = [host for host in wanted if boot.supervisor_pid(places, host.name) is None]
+    if starting:
+        with step(f"booting {_count(starting)}"):
+            for host in starting:
+                boot.start(places, host)
+            boot.wait_for_ssh(places, starting, _SSH_TIMEOUT_S)
+    boot.wait_for_ssh(places, wanted, _SSH_TIMEOUT_S)
+    for host in wanted:
+        if host not in new and wish.driver_delay_s is not None:
+            set_driver(places, host.name, hosts.Driver(wish.driver_delay_s))
+    more = [name for name in present if _prefix(name) == wish.prefix and name not in {host.name for host in wanted}]
+    if more:
+        say(f"also there, from an earlier up: {', '.join(sorted(more))}; `lab/lab down` removes all")
+    real = f"NVIDIA control daemon {wanted[0].daemon}" if wanted[0].daemon else "no NVIDIA control daemon"
+    simulated = f"{', '.join(hosts.SIMULATED)} ({wish.gpus} {wish.model} a host)"
+    say(f"real: systemd, ssh, reboots, {real}; simulated: {simulated}")
+    say(
+        f"{_count(wanted)} up in {time.monotonic() - begun:.1f} s, {wanted[0].name} to {wanted[-1].name}; "
+        f"next: lab/lab list, lab/lab ssh {wanted[0].name}"
+    )
+
+
+def _check(wish: Wish) -> None:
+    if not 1 <= wish.count <= addresses.MAX_HOSTS:
+        raise LabError(f"found --hosts {wish.count}, expected 1 to {addresses.MAX_HOSTS}")
+    if not 0 <= wish.gpus <= models.MAX_GPUS:
+        raise LabError(f"found --gpus {wish.gpus}, expected 0 to {models.MAX_GPUS}")
+    if not re.fullmatch(r"[a-z][a-z0-9]{0,19}(-[a-z0-9]+)*", wish.prefix) or len(wish.prefix) > 40:
+        raise LabError(f"found --prefix {wish.prefix}, expected a host name in lower case")
+    models.check_mig(wish.model, wish.mig)
+
+
+def _prefix(name: str) -> str:
+    return name.rpartition("-")[0]
+
+
+def _wanted(places: Places, wish: Wish, present: dict[str, hosts.Host]) -> list[hosts.Host]:
+    """The wished hosts: those that are there as they are, the others from roots and layers that are fetched now.
+
+    :raises LabError: if one is there as something else.
+    """
+    numbers = range(1, wish.count + 1)
+    names = {number: f"{wish.prefix}-{number:02d}" for number in numbers}
+    root = roots.root(places, wish.release)
+    lower = [layer.layer(places)]
+    driver_version, version = _DRIVER_WITHOUT_DAEMON, None
+    if wish.daemon is not None:
+        fetched = daemons.daemon(places, wish.daemon, root)
+        version = driver_version = fetched.version
+        lower.append(fetched.layer)
+    lower.append(root)
+    taken = {_prefix(host.name): addresses.block_of(host.address) for host in present.values()}
+    ports = {host.port for host in present.values()}
+    port = ports.pop() if ports else addresses.choose_port()
+    block = addresses.choose_block(wish.prefix, taken, numbers, lambda text: addresses.bindable(text, port))
+    wanted = []
+    for number in numbers:
+        host = hosts.Host(
+            name=names[number],
+            address=addresses.address(block, number),
+            port=port,
+            release=wish.release,
+            daemon=version,
+            driver_version=driver_version,
+            gpus=wish.gpus,
+            model=wish.model,
+            mig=wish.mig,
+            lower=tuple(map(str, lower)),
+        )
+        there = present.get(host.name)
+        if there is not None:
+            # another layer by now is no difference to the user; it comes with the next down and up
+            host = _same(replace(host, lower=there.lower, port=there.port), there)
+        wanted.append(host)
+    return wanted
+
+
+def _same(wished: hosts.Host, there: hosts.Host) -> hosts.Host:
+    for field in ("release", "daemon", "gpus", "model", "mig"):
+        found, expected = getattr(there, field), getattr(wished, field)
+        if found != expected:
+            raise LabError(
+                f"{there.name} is there with {field} {found}, asked for {expected}; take the lab down first, or name "
+                "other hosts with --prefix"
+            )
+    return there
+
+
+def down(places: Places, prefix: Optional[str] = None) -> None:
+    """End and remove all hosts, or those of one prefix: by what lies there, whole or not, running or not."""
+    names = [path.name for path in places.hosts.glob("*") if path.is_dir()]
+    going = [name for name in names if prefix is None or _prefix(name) == prefix]
+    with step(f"removing {len(going)} host{'' if len(going) == 1 else 's'}"):
+        boot.stop(places, going)
+        for name in going:
+            _remove(hosts.folder(places, name))
+        shutil.rmtree(places.builds, ignore_errors=True)
+        if prefix is None:
+            cgroups.remove(places)
+            for path in (places.hosts, places.ssh):
+                shutil.rmtree(path, ignore_errors=True)
+            _prune(places)
+        else:
+            ssh.write_config(places, hosts.load(places))
+
+
+def _remove(path: Path) -> None:
+    """A host's folder; overlay's work folder takes a moment to be let go."""
+    for _ in range(50):
+        shutil.rmtree(path, ignore_errors=True)
+        if not path.exists():
+            return
+        time.sleep(0.1)
+    raise LabError(f"{path} cannot be removed: something still uses it; look with `grep mps-lab /proc/*/mountinfo`")
+
+
+def _prune(places: Places) -> None:
+    """With no host left, layers and roots made from older sources serve nobody."""
+    current = layer.layer_path(places)
+    for old in places.layers.glob("*"):
+        if old != current:
+            shutil.rmtree(old)
+    for leftover in places.base.glob("trial-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def listing(places: Places) -> list[dict[str, Any]]:
+    """What ``list --json`` prints."""
+    found = []
+    for host in hosts.load(places):
+        running = boot.supervisor_pid(places, host.name) is not None
+        found.append(
+            {
+                "name": host.name,
+                "address": host.address,
+                "port": host.port,
+                "user": hosts.USER,
+                "key": str(ssh.key(places)),
+                "ssh_config": str(ssh.config(places)),
+                "release": host.release,
+                "daemon": host.daemon and host.daemon.partition(".")[0],
+                "daemon_version": host.daemon,
+                "gpus": host.gpus,
+                "model": host.model,
+                "mig": list(host.mig),
+                "state": "running" if running else "stopped",
+                "leader_pid": boot.leader_pid(places, host.name),
+                "simulated": list(hosts.SIMULATED),
+            }
+        )
+    return found
+
+
+def set_driver(places: Places, name: str, driver: hosts.Driver) -> None:
+    """Say how a host's simulated driver behaves from its next boot on."""
+    host = hosts.find(places, name)
+    if host.gpus == 0:
+        raise LabError(f"{name} has no GPU, so no driver ever loads there")
+    hosts.write_driver(boot.host_root(places, host), host, driver)
+    how = "is absent" if driver.absent else f"loads {driver.delay_s:g} s late" if driver.delay_s else "loads at once"
+    say(f"{name}: from its next boot on the simulated driver {how}; now: lab/lab ssh {name} systemctl reboot")
+
+
+def build(places: Places, releases: tuple[str, ...]) -> None:
+    """Roots, daemons and layers, so that a later ``up`` needs no network."""
+    shutil.rmtree(places.builds, ignore_errors=True)
+    layer.layer(places)
+    for release in releases:
+        root = roots.root(places, release)
+        for label in daemons.SUITES:
+            daemons.daemon(places, label, root)
+        say(f"{release}: {root}")
+
+
+def _count(some: list[hosts.Host]) -> str:
+    return f"{len(some)} host{'' if len(some) == 1 else 's'}"

@@ -1,0 +1,150 @@
+"""A host's folder: what it is (host.json), and all of its files that differ from the shared root (upper)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Optional
+
+from mpslab import models, processes
+from mpslab.errors import LabError
+from mpslab.places import Places
+
+SIMULATED = ("NVML", "PCI bus", "NVIDIA driver")
+USER = "root"
+_DISPLAY_CLASS, _NVIDIA = "0x030200", "0x10de"
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a host was made as."""
+
+    name: str
+    address: str
+    port: int
+    release: str
+    daemon: Optional[str]
+    driver_version: str
+    gpus: int
+    model: str
+    mig: tuple[str, ...]
+    lower: tuple[str, ...]
+    """The overlay's read-only layers, topmost first."""
+
+
+@dataclass(frozen=True)
+class Driver:
+    """How the simulated driver behaves at the next boot."""
+
+    delay_s: float = 0
+    absent: bool = False
+
+
+def folder(places: Places, name: str) -> Path:
+    """Where everything of one host lies."""
+    return places.hosts / name
+
+
+def load(places: Places) -> list[Host]:
+    """All hosts that were made whole."""
+    found = []
+    for path in sorted(places.hosts.glob("*/host.json")):
+        entry = json.loads(path.read_text())
+        found.append(Host(**{**entry, "mig": tuple(entry["mig"]), "lower": tuple(entry["lower"])}))
+    return found
+
+
+def find(places: Places, name: str) -> Host:
+    """One host.
+
+    :raises LabError: if there is none of that name.
+    """
+    hosts = load(places)
+    for host in hosts:
+        if host.name == name:
+            return host
+    has = ", ".join(host.name for host in hosts) or "no host; run `lab/lab up`"
+    raise LabError(f"found host name {name}, the lab has {has}")
+
+
+def make(places: Places, host: Host, driver: Driver) -> None:
+    """Write a host's folder; host.json comes last, so that a folder without one is known to be unfinished."""
+    base = folder(places, host.name)
+    shutil.rmtree(base, ignore_errors=True)
+    upper = base / "upper"
+    for path in (upper, base / "work", base / "root"):
+        path.mkdir(parents=True)
+    # without one before the first boot, systemd runs preset-all and ssh.socket answers on every address
+    _write(upper / "etc/machine-id", uuid.uuid4().hex + "\n", 0o444)
+    _write(upper / "etc/hostname", host.name + "\n")
+    _write(upper / "etc/hosts", f"127.0.0.1 localhost\n{host.address} {host.name}\n")
+    _write(upper / "etc/ssh/sshd_config.d/lab.conf", _sshd(host))
+    _write(upper / "root/.ssh/authorized_keys", (places.ssh / "id_ed25519.pub").read_text(), 0o600)
+    gpus = models.gpus_file(host.name, host.gpus, host.model, host.driver_version, host.mig)
+    _write(upper / "etc/mps-lab/gpus", gpus)
+    _write(upper / "etc/tmpfiles.d/mps-lab.conf", _bus(host))
+    write_driver(upper, host, driver)
+    for private in (upper / "root", upper / "root/.ssh"):
+        private.chmod(0o700)
+    key = upper / "etc/ssh/ssh_host_ed25519_key"
+    processes.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", host.name, "-f", key])
+    _write(base / "host.json.new", json.dumps(asdict(host), indent=1))
+    os.rename(base / "host.json.new", base / "host.json")
+
+
+def write_driver(root: Path, host: Host, driver: Driver) -> None:
+    """Say how the simulated driver behaves from the next boot on. No GPU, no driver: as with the real module."""
+    absent = driver.absent or host.gpus == 0
+    text = f"delay_s={driver.delay_s:g}\nabsent={int(absent)}\nversion={host.driver_version}\n"
+    _write(root / "etc/mps-lab/driver", text)
+
+
+def bus_entries(host: Host) -> dict[str, str]:
+    """The simulated PCI bus: files below /sys/bus/pci/devices and their texts."""
+    kind = models.model(host.model)
+    # a bus is never empty: what looks for a GPU has to look at the vendor and the class
+    devices = {"0000:00:00.0": ("0x8086", "0x060000", "0x09a2")}
+    for index in range(host.gpus):
+        devices[models.pci_address(index)] = (_NVIDIA, _DISPLAY_CLASS, kind.pci_device)
+    return {
+        f"{address}/{name}": text
+        for address, (vendor, pci_class, device) in devices.items()
+        for name, text in (("vendor", vendor), ("class", pci_class), ("device", device))
+    }
+
+
+def _bus(host: Host) -> str:
+    """For systemd-tmpfiles, which runs before any ordinary unit; "!" keeps a later run from undoing a vanished GPU."""
+    base = "/run/mps-lab/sysroot/sys/bus/pci/devices"
+    lines = ["# The simulated PCI bus, there from the first moments of a boot, as on real hosts.", f"d! {base} 0755"]
+    entries = bus_entries(host)
+    lines += [f"d! {base}/{address} 0755" for address in sorted({path.partition("/")[0] for path in entries})]
+    lines += [f"f! {base}/{path} 0444 - - - {text}\\n" for path, text in sorted(entries.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _sshd(host: Host) -> str:
+    return "\n".join(
+        (
+            "# All hosts of the lab share the machine's loopback: each answers on its own address only.",
+            f"ListenAddress {host.address}:{host.port}",
+            "HostKey /etc/ssh/ssh_host_ed25519_key",
+            "PasswordAuthentication no",
+            "UsePAM yes",
+            "",
+        )
+    )
+
+
+def _write(path: Path, text: str, mode: int = 0o644) -> None:
+    """With exact modes: in an overlay the upper folder's mode is the host's."""
+    missing = [parent for parent in path.parents if not parent.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for parent in missing:
+        parent.chmod(0o755)
+    path.write_text(text)
+    path.chmod(mode)

@@ -1,0 +1,51 @@
+"""The lab's own key, and a client configuration by which hosts are reached by name, with their keys known."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Sequence
+
+from mpslab import hosts, processes
+from mpslab.places import Places
+
+
+def key(places: Places) -> Path:
+    """The private key that every host lets in."""
+    return places.ssh / "id_ed25519"
+
+
+def make_key(places: Places) -> None:
+    """Make the key once for the life of the lab."""
+    if not (places.ssh / "id_ed25519.pub").exists():
+        shutil.rmtree(places.ssh, ignore_errors=True)
+        places.ssh.mkdir(mode=0o700)
+        processes.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "lab", "-f", key(places)])
+
+
+def config(places: Places) -> Path:
+    """For ``ssh -F``: nothing of the user's or the machine's configuration applies."""
+    return places.ssh / "config"
+
+
+def write_config(places: Places, all_hosts: Sequence[hosts.Host]) -> None:
+    """Write the client configuration and the hosts' keys."""
+    known, lines = [], ["# Written by the lab: ssh -F this HOST", ""]
+    for host in all_hosts:
+        public = (hosts.folder(places, host.name) / "upper/etc/ssh/ssh_host_ed25519_key.pub").read_text().split()
+        where = host.address if host.port == 22 else f"[{host.address}]:{host.port}"
+        known.append(f"{where} {public[0]} {public[1]}\n")
+        lines += [f"Host {host.name} {host.address}", f"    HostName {host.address}", f"    Port {host.port}", ""]
+    lines += [
+        "Host *",
+        f"    User {hosts.USER}",
+        f"    IdentityFile {key(places)}",
+        "    IdentitiesOnly yes",
+        f"    UserKnownHostsFile {places.ssh}/known_hosts",
+        "    GlobalKnownHostsFile /dev/null",
+        "    StrictHostKeyChecking yes",
+        "    LogLevel ERROR",
+        "",
+    ]
+    (places.ssh / "known_hosts").write_text("".join(known))
+    config(places).write_text("\n".join(lines))

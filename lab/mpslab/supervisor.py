@@ -1,0 +1,93 @@
+"""The process behind one host: mounts its root where nobody else sees it, and boots it again whenever it reboots.
+
+It runs in a mount namespace of its own, so its mounts cannot outlive it, and nspawn dies with it: however this
+process ends, no host is left half there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from pathlib import Path
+
+from mpslab import cgroups, hosts, processes
+from mpslab.places import places as lab_places
+
+REBOOT = 133
+"""nspawn's exit code for "the host wants to boot again", where it was told to stay in its unit."""
+
+RECORD, CONSOLE = "supervisor.json", "console.log"
+_CONSOLE_MAX_BYTES = 1 << 20
+_CGROUP2_MAGIC = 0x63677270
+
+
+def nspawn_command(name: str, root: Path) -> list[str]:
+    """How a host is booted: registered nowhere, with nothing of the machine bound or copied into it."""
+    return [
+        "systemd-nspawn",
+        "--quiet",
+        "--boot",
+        f"--directory={root}",
+        f"--machine={name}",
+        "--register=no",
+        "--keep-unit",
+        "--settings=no",
+        "--link-journal=no",
+        "--resolv-conf=off",
+        "--timezone=off",
+        "--console=read-only",
+        "--kill-signal=SIGRTMIN+3",
+    ]
+
+
+def main(name: str) -> int:
+    places = lab_places()
+    base = hosts.folder(places, name)
+    os.umask(0o022)
+    processes.record(base / RECORD)
+    host = hosts.find(places, name)
+    _mount(base, host)
+    boot = 0
+    while True:
+        boot += 1
+        cgroups.remove(places, name)
+        group = cgroups.create(places, name, boot)
+        code = _boot(base, group, nspawn_command(name, base / "root"))
+        if code != REBOOT:
+            cgroups.remove(places, name)
+            return code
+
+
+def _mount(base: Path, host: hosts.Host) -> None:
+    """The overlay, and two mounts that hide the machine: its /run, and an old cgroup layout that systemd has left."""
+    options = f"lowerdir={':'.join(host.lower)},upperdir={base}/upper,workdir={base}/work"
+    commands = [["mount", "-t", "overlay", "-o", options, f"lab-{host.name}", str(base / "root")]]
+    if _file_system(b"/sys/fs/cgroup") != _CGROUP2_MAGIC:
+        commands.append(["mount", "-t", "cgroup2", "lab", "/sys/fs/cgroup"])
+    # last: mount itself keeps its books in /run
+    commands.append(["mount", "-t", "tmpfs", "-o", "mode=0755", "lab", "/run"])
+    for command in commands:
+        subprocess.run(command, check=True, env=processes.ENVIRONMENT)
+
+
+def _file_system(path: bytes) -> int:
+    buffer = (ctypes.c_long * 32)()
+    ctypes.CDLL(None).statfs(path, buffer)
+    return int(buffer[0])
+
+
+def _boot(base: Path, group: Path, command: list[str]) -> int:
+    console = base / CONSOLE
+    if console.exists() and console.stat().st_size > _CONSOLE_MAX_BYTES:
+        console.unlink()
+    enter = 'echo $$ >"$1/cgroup.procs" && shift && exec "$@"'
+    with console.open("ab") as log:
+        return subprocess.run(
+            ["setpriv", "--pdeathsig", "KILL", "--", "sh", "-c", enter, "sh", str(group), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=processes.ENVIRONMENT,
+            cwd="/",
+        ).returncode
