@@ -99,7 +99,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     ) -> dict[str, Any]:
         """The task's result out of the program's answer."""
         look = phase == "look"
-        missing, wanted = answer.get("missing"), values["mps_package"]
+        missing: dict[str, str] = answer.get("missing") or {}
+        wanted = values["mps_package"]
         described = dict(answer.get("host") or {})
         to_install = bool(missing and look and wanted)
         actions = list(answer.get("actions") or ())
@@ -110,7 +111,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             "changed": needed and (check_mode or not look),
             "needed": needed,
             "refused": None,
-            "missing": missing,
+            "missing": missing or None,
             "actions": actions,
             "pending": answer.get("pending") or [],
             "instances": answer.get("instances") or {},

@@ -10,7 +10,7 @@ from . import project
 def vars_file(host: Mapping[str, Any]) -> Optional[str]:
     """The file for the host's distribution, or for the first that it says it is like; None if there is none."""
     for name in (str(host.get("ID", "")), *str(host.get("ID_LIKE", "")).split()):
-        if name.isalnum() and (project.ROLE / "vars" / f"{name}.yml").is_file():
+        if name.isalnum() and name != "main" and (project.ROLE / "vars" / f"{name}.yml").is_file():
             return f"{name}.yml"
     return None
 

@@ -152,12 +152,12 @@ def _entry_problems(name: str, entry: Any) -> list[str]:
 
 
 def _pipe_problems(values: Mapping[str, Any]) -> list[str]:
-    entries = values.get(f"{PREFIX}instances") or []
-    names = [str(entry.get("name", "")) for entry in entries if isinstance(entry, dict)] if entries else ["0"]
-    root = values.get(f"{PREFIX}pipe_root")
+    root, entries = values.get(f"{PREFIX}pipe_root"), values.get(f"{PREFIX}instances")
     if root is None:
         return []
-    longest = max(names, key=lambda name: len(name.encode()), default="0")
+    names = [entry.get("name") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    good = [str(name) for name in names if not _refusal("", instances.check_name, name)]
+    longest = max(good, key=len, default="0")
     return _refusal(f"{PREFIX}pipe_root", lambda text: instances.check_pipe_root(text, longest), root)
 
 

@@ -1,0 +1,278 @@
+"""Runs of site.yml over a fleet of folders: what is asked of a host, when, and what the run says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fleet import CONVERGE, FAKE, LOOK, REFUSE, Fleet
+
+
+def test_a_bare_host_in_check_mode_is_shown_everything_and_keeps_nothing(fleet: Fleet) -> None:
+    place = fleet.add("a")
+    run = fleet.play("--check", "--diff")
+    assert run.exit_code == 0, run.output
+    assert run.changed() == {"a": [LOOK]}
+    assert fleet.calls("a") == ["check"]
+    assert '+   "path": "/etc/systemd/system/mps-control@.service"' in run.output
+    assert sorted(path.name for path in place.iterdir()) == ["calls", "environment", "host", "tmp"]
+    assert not list((place / "tmp").iterdir())
+
+
+def test_a_bare_host_converges_and_a_second_run_changes_nothing(fleet: Fleet) -> None:
+    place = fleet.add("a")
+    first = fleet.play()
+    assert first.exit_code == 0, first.output
+    assert first.changed() == {"a": [CONVERGE]}
+    assert first.of(CONVERGE)["a"]["actions"] == ["write state.json"]
+    assert (place / "mpsctl").read_bytes() == FAKE.read_bytes()
+    assert not list((place / "tmp").iterdir())
+    second = fleet.play()
+    assert second.changed() == {}
+    assert not second.of(CONVERGE)
+    assert not second.of(LOOK)["a"]["program_sent"]
+    assert fleet.calls("a") == ["check", "converge", "check"]
+
+
+def test_a_converged_host_in_check_mode_shows_no_change(fleet: Fleet) -> None:
+    fleet.add("a")
+    fleet.play()
+    run = fleet.play("--check", "--diff")
+    assert run.exit_code == 0
+    assert run.changed() == {}
+
+
+def test_a_changed_limit_is_one_change(fleet: Fleet) -> None:
+    place = fleet.add("a")
+    fleet.play(variables={"mps_device_memory_limit": "4G"})
+    run = fleet.play("--diff", variables={"mps_device_memory_limit": "6G"})
+    assert run.changed() == {"a": [CONVERGE]}
+    assert "DeviceMemoryLimit=6G" in run.output
+    conf = json.loads((place / "state.json").read_text())["instance_per_gpu"]
+    assert "DeviceMemoryLimit=6G" in conf
+
+
+def test_what_one_host_refuses_stops_all_before_any_change(fleet: Fleet) -> None:
+    fleet.add("a")
+    fleet.add("b", {"answer": {"refused": "mps_instances: found GPU 9, expected one of 0, 1; correct it"}})
+    fleet.add("c", {"answer": {"refused": "mps_instances: found GPU 7, expected one of 0, 1; correct it"}})
+    run = fleet.play(extra={"mps_serial": 1})
+    assert run.exit_code != 0
+    assert run.message().splitlines() == [
+        "b: mps_instances: found GPU 9, expected one of 0, 1; correct it",
+        "c: mps_instances: found GPU 7, expected one of 0, 1; correct it",
+    ]
+    assert run.of(REFUSE)
+    assert [fleet.calls(host) for host in "abc"] == [["check"]] * 3
+
+
+def test_a_host_without_driver_fails_alone(fleet: Fleet) -> None:
+    fleet.add("a")
+    fleet.add("b", {"answer": {"error": "the driver is not loaded"}})
+    run = fleet.play()
+    assert run.exit_code != 0
+    assert run.message() == "the driver is not loaded"
+    assert run.changed() == {"a": [CONVERGE]}
+    assert fleet.calls("b") == ["check"]
+
+
+def test_a_host_that_cannot_be_reached_fails_alone(fleet: Fleet) -> None:
+    fleet.add("a", ansible_connection="ssh", ansible_host="127.0.0.1", ansible_port=1, ansible_user="root")
+    fleet.add("b")
+    run = fleet.play()
+    assert run.exit_code != 0
+    assert "a" in run.of(LOOK, "unreachable")
+    assert run.changed() == {"b": [CONVERGE]}
+
+
+def test_batches_begin_after_all_hosts_were_looked_at(fleet: Fleet) -> None:
+    for name in "abc":
+        fleet.add(name)
+    run = fleet.play(variables={"mps_serial": [1, 2]})
+    assert run.exit_code == 0, run.output
+    phases = [line["task"] for line in run.results if line["task"] in (LOOK, CONVERGE)]
+    assert phases == [LOOK] * 3 + [CONVERGE] * 3
+    assert run.output.count("PLAY [Converge the hosts that need it]") == 2
+
+
+def test_a_failure_in_a_batch_leaves_the_next_alone(fleet: Fleet) -> None:
+    fleet.add("a", {"answer": {"error": None}})
+    fleet.add("b")
+    place = fleet.root / "a"
+    fleet.play("--check")
+    (place / "behaviour.json").write_text(json.dumps({"converge_error": "mps-control@0.service: inactive"}))
+    run = fleet.play(variables={"mps_serial": 1})
+    assert run.exit_code != 0
+    assert run.message() == "mps-control@0.service: inactive"
+    assert fleet.calls("b") == ["check", "check"]
+
+
+def test_noise_of_a_shell_is_no_answer(fleet: Fleet) -> None:
+    fleet.add("a", {"noise": "Welcome!\n{not json}\n"})
+    assert fleet.play().changed() == {"a": [CONVERGE]}
+
+
+@pytest.mark.parametrize("content", ["", "PK broken", "import sys; print('usage: mpsctl'); sys.exit(2)"])
+def test_a_broken_or_older_program_is_replaced(fleet: Fleet, content: str) -> None:
+    place = fleet.add("a")
+    (place / "mpsctl").write_text(content)
+    run = fleet.play()
+    assert run.exit_code == 0, run.output
+    assert run.of(LOOK)["a"]["program_sent"]
+    assert (place / "mpsctl").read_bytes() == FAKE.read_bytes()
+
+
+def test_a_program_of_another_build_is_replaced(fleet: Fleet) -> None:
+    place = fleet.add("a")
+    (place / "mpsctl").write_text(FAKE.read_text().replace('"fake-build"', '"older-build"'))
+    run = fleet.play("--check")
+    assert run.changed() == {"a": [LOOK]}
+    assert "older-build" in (place / "mpsctl").read_text()
+    fleet.play()
+    assert (place / "mpsctl").read_bytes() == FAKE.read_bytes()
+
+
+def test_a_program_that_dies_is_quoted(fleet: Fleet) -> None:
+    place = fleet.add("a", {"raw": "", "stderr": "Segmentation fault", "exit": 139})
+    run = fleet.play()
+    assert run.exit_code != 0
+    assert run.message() == (
+        "found no answer of mpsctl (exit code 139), expected one JSON object; it said: Segmentation fault"
+    )
+    assert not list((place / "tmp").iterdir())
+
+
+def test_a_host_without_python_is_named_as_such(fleet: Fleet) -> None:
+    fleet.add("a", ansible_python_interpreter="/opt/none/python3")
+    message = fleet.play().message()
+    assert message.startswith("found no /opt/none/python3 on this host, expected Python 3.9 or newer")
+    assert "ansible_python_interpreter" in message
+
+
+def test_a_restart_that_waits_for_clients_is_a_warning_and_no_change(fleet: Fleet) -> None:
+    waiting = {"instance": "0", "why": "the GPU changed", "clients": [{"pid": 7, "uid": 1, "command": "train"}]}
+    fleet.add("a")
+    fleet.play()
+    (fleet.root / "a" / "behaviour.json").write_text(json.dumps({"answer": {"pending": [waiting]}}))
+    run = fleet.play()
+    assert run.changed() == {}
+    assert "instance 0 waits for its clients to leave: the GPU changed; clients: 7 (train)" in " ".join(
+        run.output.split()
+    )
+
+
+MISSING = {
+    "answer": {
+        "missing": {"what": "nvidia-cuda-mps-control", "message": "found no nvidia-cuda-mps-control"},
+        "changed": False,
+        "actions": [],
+        "diff": [],
+    }
+}
+
+
+def test_a_missing_daemon_is_said_in_one_line(fleet: Fleet) -> None:
+    fleet.add("a", MISSING)
+    run = fleet.play()
+    assert run.message() == "found no nvidia-cuda-mps-control"
+    assert fleet.calls("a") == ["check"]
+
+
+def test_a_missing_daemon_that_is_to_be_installed_is_a_change_in_check_mode(fleet: Fleet) -> None:
+    fleet.add("a", MISSING)
+    run = fleet.play("--check", variables={"mps_package": True})
+    assert run.exit_code == 0, run.output
+    assert run.of(LOOK)["a"]["actions"] == ["install the package of nvidia-cuda-mps-control"]
+    assert run.of(LOOK)["a"]["package_vars"] == "debian.yml"
+
+
+@pytest.mark.parametrize(
+    ("host", "line"),
+    [
+        ({"ID": "arch", "ID_LIKE": ""}, "a: mps_package: found true on the distribution 'arch'"),
+        ({"ID": "ubuntu", "ID_LIKE": "debian", "driver_version": None}, "a: mps_package: found true and no loaded"),
+    ],
+)
+def test_a_package_that_cannot_be_told_is_refused(fleet: Fleet, host: dict[str, str], line: str) -> None:
+    fleet.add("a", {"answer": {**MISSING["answer"], "host": host}})
+    fleet.add("b")
+    run = fleet.play(variables={"mps_package": True})
+    assert run.message().startswith(line)
+    assert fleet.calls("b") == ["check"]
+
+
+def test_sudo_takes_nothing_of_the_request(fleet: Fleet) -> None:
+    """A sudo that asks for no password, and for a password; the request arrives whole behind either."""
+    sudo = fleet.root / "sudo"
+    sudo.write_text(
+        "#!/bin/bash\n"
+        'while [ $# -gt 0 ]; do case $1 in -p) printf %s "$2" >&2; IFS= read -r secret; [ "$secret" = open ] || exit 1;'
+        " shift;; /bin/sh) break;; esac; shift; done\n"
+        'exec "$@"\n'
+    )
+    sudo.chmod(0o755)
+    place = fleet.add("a", ansible_become_password="open")
+    fleet.add("b")
+    become = {"ansible_become": True, "ansible_become_exe": str(sudo), "ansible_become_user": "root2"}
+    run = fleet.play(variables=become)
+    assert run.exit_code == 0, run.output
+    assert run.changed() == {"a": [CONVERGE], "b": [CONVERGE]}
+    assert json.loads((place / "state.json").read_text())["format"] == 1
+
+
+def test_the_environment_of_a_task_reaches_the_program(fleet: Fleet) -> None:
+    place = fleet.add("a")
+    playbook = fleet.root / "own.yml"
+    playbook.write_text(
+        "- hosts: gpu-nodes\n  gather_facts: false\n  environment: {FAKE_ANSWER_TO: 'a b'}\n"
+        "  tasks:\n    - import_role: {name: mps, rolespec_validate: false}\n"
+    )
+    assert fleet.play(playbook=playbook).exit_code == 0
+    assert "FAKE_ANSWER_TO=a b" in (place / "environment").read_text().splitlines()
+
+
+@pytest.mark.parametrize("how", ["roles", "import_role"])
+def test_the_role_in_a_play_of_ones_own(fleet: Fleet, how: str) -> None:
+    """With the automatic check of its arguments as well, which costs a task on each host."""
+    fleet.add("a", mps_compute_mode=None, mps_active_thread_percentage=33.3)
+    playbook = fleet.root / "own.yml"
+    use = "  roles: [mps]\n" if how == "roles" else "  tasks:\n    - import_role: {name: mps}\n"
+    playbook.write_text(f"- hosts: gpu-nodes\n  gather_facts: false\n{use}")
+    run = fleet.play(playbook=playbook)
+    assert run.exit_code == 0, run.output
+    conf = json.loads((fleet.root / "a" / "state.json").read_text())["instance_per_gpu"]
+    assert "ComputeMode=" not in conf
+    assert "ActiveThreadPercentage=33.3" in conf
+
+
+def test_no_run_warns(fleet: Fleet) -> None:
+    fleet.add("a")
+    for arguments in (("--check", "--diff"), ("-l", "gpu-nodes"), ()):
+        output = fleet.play(*arguments).output
+        assert "WARNING" not in output
+        assert "DEPRECATION" not in output
+
+
+def test_the_real_program_is_built_and_carried(fleet: Fleet) -> None:
+    """The real mpsctl answers from Ansible's temporary directory; this machine has no daemon."""
+    place = fleet.add("a")
+    run = fleet.play("--check", fake=False)
+    assert run.of(LOOK), run.output
+    assert not list((place / "tmp").iterdir())
+    assert not (place / "mpsctl").exists()
+
+
+def test_results_are_readable(fleet: Fleet) -> None:
+    """A failure shows its line whole, not as one string with escapes."""
+    fleet.add("a", {"answer": {"refused": "mps_x: found 'é', expected 'ü'; do"}})
+    fleet.add("b", {"answer": {"refused": 'mps_y: found "q", expected p; do'}})
+    output = fleet.play().output
+    assert "a: mps_x: found 'é', expected 'ü'; do\n" in output
+    assert "\\n" not in output
+
+
+def test_the_playbooks_are_found_from_the_project(fleet: Fleet) -> None:
+    assert (Path(__file__).resolve().parents[3] / "site.yml").is_file()
+    fleet.add("a")
+    assert fleet.play("--list-tasks").exit_code == 0

@@ -1,0 +1,78 @@
+"""What is asked of a host: files rendered from the variables, in mpsctl's own form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from mps_role import request, variables
+from mpsctl.values.instance import parse_conf
+
+PLACES = {"_mps_unit": "/etc/systemd/system/mps-control@.service"}
+
+
+def _request(**given: Any) -> dict[str, Any]:
+    values = {**variables.defaults(), **{f"mps_{key}": value for key, value in given.items()}}
+    assert variables.problems(values) == []
+    return request.request(values, PLACES, "b1")
+
+
+def test_one_instance_for_each_gpu_by_default() -> None:
+    found = _request(device_memory_limit="4G")
+    assert found["instances"] == []
+    instance = parse_conf(found["instance_per_gpu"], "3")
+    assert instance.gpus == ("3",)
+    assert instance.pipe_directory == "/run/nvidia-mps/3"
+    assert instance.limit is not None
+    assert instance.limit.mib == 4096
+    assert instance.compute_mode == "exclusive_process"
+
+
+def test_null_is_absent_from_the_file() -> None:
+    found = _request(compute_mode=None)
+    instance = parse_conf(found["instance_per_gpu"], "0")
+    assert instance.compute_mode is None
+    assert instance.limit is None
+    assert instance.thread_percentage is None
+    assert instance.client_priority is None
+
+
+def test_an_instance_overrides_with_a_value_or_with_null() -> None:
+    found = _request(
+        device_memory_limit="4G",
+        active_thread_percentage=50,
+        instances=[
+            {"name": "own", "gpus": [0], "device_memory_limit": "20%", "client_priority": 1, "compute_mode": None},
+            {"name": "fleet", "gpus": ["1", "0000:3b:00.0"]},
+        ],
+    )
+    assert found["instance_per_gpu"] is None
+    own, fleet = (parse_conf(entry["conf"], entry["name"]) for entry in found["instances"])
+    assert (own.limit.text if own.limit else None, own.client_priority, own.compute_mode) == ("20%", 1, None)
+    assert (fleet.limit.text if fleet.limit else None, fleet.client_priority) == ("4G", None)
+    assert fleet.compute_mode == "exclusive_process"
+    assert fleet.gpus == ("1", "0000:3b:00.0")
+    assert own.thread_percentage == fleet.thread_percentage == 50
+
+
+def test_the_timeouts_reach_unit_and_file() -> None:
+    found = _request(driver_timeout_s=200, stop_timeout_s=45)
+    instance = parse_conf(found["instance_per_gpu"], "0")
+    assert (instance.driver_timeout_s, instance.stop_timeout_s) == (200, 45)
+    unit = found["files"][0]["content"]
+    start = next(line for line in unit.splitlines() if line.startswith("TimeoutStartSec="))
+    assert int(start.partition("=")[2]) > 200
+
+
+@pytest.mark.parametrize("root", ["/run/nvidia-mps", "/run/other/mps", "/var/lib/mps-pipes"])
+def test_a_unit_has_the_runtime_directory_of_the_pipe_root(root: str) -> None:
+    unit = _request(pipe_root=root)["files"][0]["content"]
+    lines = [line for line in unit.splitlines() if line.startswith("RuntimeDirectory=")]
+    assert lines == ([f"RuntimeDirectory={root.removeprefix('/run/')}/%i"] if root.startswith("/run/") else [])
+
+
+def test_the_first_line_says_whose_the_file_is() -> None:
+    found = _request()
+    for text in (found["files"][0]["content"], found["instance_per_gpu"]):
+        assert text.startswith("# Managed by mps-fleet")
+        assert text.endswith("\n")

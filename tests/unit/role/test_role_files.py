@@ -1,0 +1,138 @@
+"""The role's own files agree with one another."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from mps_role import packages, variables
+
+PROJECT = Path(__file__).resolve().parents[3]
+ROLE = PROJECT / "roles" / "mps"
+
+
+def test_defaults_and_argument_specs_have_the_same_keys() -> None:
+    assert set(variables.defaults()) == set(variables.spec())
+
+
+@pytest.mark.parametrize("name", variables.defaults())
+def test_a_default_is_the_same_in_both(name: str) -> None:
+    assert variables.spec()[name].get("default") == variables.defaults()[name]
+    assert variables.spec()[name]["type"]
+    assert variables.spec()[name]["description"]
+
+
+def test_the_defaults_are_good_values() -> None:
+    assert variables.problems(variables.defaults()) == []
+
+
+def test_an_instances_own_keys_are_those_that_are_read() -> None:
+    assert set(variables.spec()["mps_instances"]["options"]) == {"name", "gpus", *variables.OVERRIDES}
+
+
+def test_the_readmes_table_is_current() -> None:
+    done = subprocess.run([sys.executable, PROJECT / "scripts" / "document_role.py", "--check"], check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("inventory", ["example", "lab"])
+def test_an_inventory_knows_only_variables_of_the_role(inventory: str) -> None:
+    for path in (PROJECT / "inventories" / inventory / "group_vars").glob("*.yml"):
+        values: dict[str, Any] = yaml.safe_load(path.read_text()) or {}
+        assert variables.unknown(values) == []
+        assert variables.problems({**variables.defaults(), **values}) == []
+
+
+def test_the_example_explains_every_variable_with_its_default() -> None:
+    texts = "".join(
+        (PROJECT / "inventories/example/group_vars" / name).read_text() for name in ("all.yml", "gpu-nodes.yml")
+    )
+    shown: dict[str, list[Any]] = {}
+    for name, value in re.findall(r"^# (mps_\w+): (.+)$", texts, re.MULTILINE):
+        shown.setdefault(name, []).append(yaml.safe_load(value))
+    for name, default in variables.defaults().items():
+        assert default in shown[name]
+    assert set(shown) == set(variables.defaults())
+
+
+@pytest.mark.parametrize("path", sorted((ROLE / "tasks").glob("*.yml")), ids=lambda path: path.name)
+def test_a_task_file_begins_with_what_goes_in_and_out(path: Path) -> None:
+    head = path.read_text().split("- name:")[0]
+    if path.name != "main.yml":
+        assert "\n# In:" in head
+        assert "\n# Out:" in head
+
+
+@pytest.mark.parametrize(
+    ("release", "like", "file"),
+    [
+        ("debian", "", "debian.yml"),
+        ("ubuntu", "debian", "ubuntu.yml"),
+        ("linuxmint", "ubuntu debian", "ubuntu.yml"),
+        ("rhel", "fedora", "rhel.yml"),
+        ("rocky", "rhel centos fedora", "rhel.yml"),
+        ("arch", "", None),
+        ("main", "", None),
+        ("../x", "", None),
+    ],
+)
+def test_the_package_of_a_distribution(release: str, like: str, file: str | None) -> None:
+    assert packages.vars_file({"ID": release, "ID_LIKE": like}) == file
+
+
+def test_the_lab_inventory_groups_running_hosts() -> None:
+    spec = importlib.util.spec_from_file_location("lab_hosts", PROJECT / "inventories" / "lab" / "hosts.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hosts = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hosts)
+    listed = [
+        {
+            "name": f"lab-0{number}",
+            "address": f"127.77.0.1{number}",
+            "port": 22,
+            "user": "root",
+            "key": "/lab/key",
+            "release": "bookworm",
+            "daemon": daemon,
+            "model": "h200",
+            "state": state,
+        }
+        for number, daemon, state in ((1, "535", "running"), (2, "550", "running"), (3, "550", "stopped"))
+    ]
+    found = hosts.inventory(listed)
+    assert found["gpu-nodes"]["hosts"] == ["lab-01", "lab-02"]
+    assert found["daemon_550"]["hosts"] == ["lab-02"]
+    assert found["release_bookworm"]["hosts"] == ["lab-01", "lab-02"]
+    assert found["_meta"]["hostvars"]["lab-01"]["ansible_host"] == "127.77.0.11"
+    assert json.dumps(found)
+
+
+@pytest.mark.parametrize("name", ["mps_host", "mps_validate"])
+def test_a_module_called_by_mistake_says_where_it_runs(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, ROLE / "library" / f"{name}.py"],
+        input=json.dumps({"ANSIBLE_MODULE_ARGS": {}}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "is an action and runs on the controller" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["mps_host", "mps_validate"])
+def test_a_module_is_documented(name: str) -> None:
+    text = (ROLE / "library" / f"{name}.py").read_text()
+    sections = dict(re.findall(r'^(DOCUMENTATION|EXAMPLES|RETURN) = r"""\n(.*?)"""', text, re.DOTALL | re.MULTILINE))
+    documentation = yaml.safe_load(sections["DOCUMENTATION"])
+    assert documentation["module"] == name
+    assert set(documentation["attributes"]) == {"check_mode", "diff_mode", "idempotent"}
+    assert yaml.safe_load(sections["EXAMPLES"])
+    assert yaml.safe_load(sections["RETURN"])
