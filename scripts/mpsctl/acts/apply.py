@@ -7,6 +7,7 @@ then can a client find the daemon.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Optional, Sequence
 
@@ -51,6 +52,9 @@ def apply(world: World, name: str, main_pid: Optional[int] = None) -> list[str]:
             world.say(f"the daemon still serves {', '.join(running.devices)}: restart the unit to change its GPUs")
     wish = Wish.of(instance, memory_of(running.devices, gpus))
     known = record.read(world, name, pid)
+    if known is not None and known.limits_mib != wish.limits_mib:
+        # Should this break off halfway, the getters cannot tell how far it came: nothing old is believed then.
+        record.write(world, name, replace(known, limits_mib=()))
     changes += _put_in_force(daemon, wish, known)
     started_at = procfs.started_at(pid)
     if not procfs.alive(pid) or started_at is None:
