@@ -34,6 +34,7 @@ def stop(world: World, name: str, main_pid: Optional[int]) -> bool:
     running = daemon_environment.of_process(procfs.environment(main_pid))
     if running is None:
         return False
+    pipe.close_gate(running.pipe_directory.parent)  # the file may name another directory by now
     daemon = world.daemon_of(name, running.pipe_directory)
     bound_s = instance.stop_timeout_s
     end_s = world.now_s() + bound_s + _GRACE_S
@@ -69,6 +70,7 @@ def undo(world: World, instance: Instance) -> None:
     """Compute modes back to what they were before the first start; our files of this run gone."""
     record.forget_starts(world, instance.name)
     record.forget(world, instance.name)
+    prepare.environment_file(world, instance.name).unlink(missing_ok=True)
     try:
         with world.nvml() as nvml:
             _restore_compute_modes(world, nvml, instance)

@@ -48,9 +48,14 @@ def open_gate(public: Path, private: Path) -> bool:
 
 
 def close_gate(public: Path) -> None:
-    """Let no new client in. Clients that are connected stay."""
+    """Let no new client in. Clients that are connected stay.
+
+    Only links are ours: a socket of that name belongs to a daemon that serves the public directory itself,
+    and without it nobody could ask that daemon to quit.
+    """
     for name in PUBLIC_NAMES:
-        (public / name).unlink(missing_ok=True)
+        if (public / name).is_symlink():
+            (public / name).unlink(missing_ok=True)
 
 
 def behind_gate(public: Path) -> Optional[Path]:
