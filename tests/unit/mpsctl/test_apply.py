@@ -1,0 +1,397 @@
+"""apply: limits are set, read back, and only then can a client find the daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Optional
+
+import pytest
+from fakes import FakeDaemon, Host, h200, split_by_mig, uuid
+from mpsctl.acts import apply, prepare
+from mpsctl.state import record
+from mpsctl.values.errors import BadValue, MpsctlError, NotInForce, NotReady
+
+MIB = 1 << 20
+
+
+def reload(host: Host, name: str = "0") -> list[str]:
+    """ExecReload of a unit that runs: systemd hands the main process over."""
+    return apply.apply(host.world, name, host.running(name).pid)
+
+
+def test_after_a_start_limit_percentage_and_priority_are_in_force(host: Host) -> None:
+    host.wish(DeviceMemoryLimit="4G", ActiveThreadPercentage=50, ClientPriority=1)
+    daemon = host.start()
+    assert daemon.limits == {"0": 4096 * MIB}
+    assert (daemon.percentage, daemon.priority) == (50.0, 1)
+
+
+def test_a_share_of_the_memory_is_sent_as_whole_mib(host: Host) -> None:
+    host.wish(DeviceMemoryLimit="20%")
+    assert host.start().limits == {"0": 28_754 * MIB}
+
+
+def test_several_gpus_get_their_limits_by_the_daemons_own_ordinals(host: Host) -> None:
+    """The daemon numbers from 0 what CUDA_VISIBLE_DEVICES hands it, in that order."""
+    host.nvml.all[3] = h200(3, memory_mib=81_920)
+    host.wish("pair", GPUs="3 1", DeviceMemoryLimit="50%")
+    daemon = host.start("pair")
+    assert daemon.limits == {"0": 40_960 * MIB, "1": 71_885 * MIB}
+    assert host.processes[daemon.pid].environment == {
+        "CUDA_MPS_PIPE_DIRECTORY": str(next((host.pipe_root / "pair").glob(".*"))),
+        "CUDA_VISIBLE_DEVICES": f"{uuid(3)},{uuid(1)}",
+    }
+
+
+def test_a_mig_device_gets_a_share_of_its_own_memory(host: Host) -> None:
+    host.nvml.all[2] = split_by_mig(2)
+    host.wish("m", GPUs=uuid(300, "MIG"), DeviceMemoryLimit="50%")
+    assert host.start("m").limits == {"0": 8192 * MIB}
+
+
+def test_what_is_not_managed_is_not_touched(host: Host) -> None:
+    host.wish()
+    assert host.start().setters == []
+
+
+def test_clients_can_connect_only_after_everything_was_read_back(host: Host) -> None:
+    host.wish(DeviceMemoryLimit="4G", ActiveThreadPercentage=50, ClientPriority=1)
+    daemon = host.prepared()
+    order: list[tuple[str, bool]] = []
+    daemon.before_command = lambda command: order.append((command, host.gate_is_open()))
+    apply.apply(host.world, "0", daemon.pid)
+    assert host.gate_is_open()
+    assert not any(was_open for _, was_open in order)
+    commands = [command for command, _ in order]
+    for setter in daemon.setters:
+        getter = " ".join(setter.replace("set_", "get_", 1).split()[:-1])
+        assert getter in commands[commands.index(setter) :], f"{setter} was not read back"
+
+
+@pytest.mark.parametrize(
+    ("deaf_to", "what"),
+    [
+        ("device_pinned_mem_limit", "memory limit of device 0: wished 4096 MiB, reads back nothing"),
+        ("active_thread_percentage", "active thread percentage: wished 50 %, reads back 100.0"),
+        ("client_priority", "client priority: wished 1, reads back 0"),
+    ],
+)
+def test_a_value_that_the_daemon_does_not_hold_keeps_the_gate_closed(host: Host, deaf_to: str, what: str) -> None:
+    host.wish(DeviceMemoryLimit="4G", ActiveThreadPercentage=50, ClientPriority=1)
+    daemon = host.prepared()
+    daemon.deaf_to = deaf_to
+    with pytest.raises(NotInForce) as failure:
+        apply.apply(host.world, "0", daemon.pid)
+    assert what in str(failure.value)
+    assert f"`set_default_{deaf_to}" in str(failure.value)
+    assert not host.gate_is_open()
+    assert record.read(host.world, "0") is None
+
+
+def test_a_daemon_that_dies_before_it_answers_ends_the_wait_at_once(host: Host) -> None:
+    host.wish(DeviceMemoryLimit="4G")
+    daemon = host.prepared()
+    daemon.unreachable = True
+    host.clock.when(0.1, lambda: host.kill(daemon.pid))
+    with pytest.raises(NotReady, match="ended before it answered"):
+        apply.apply(host.world, "0", daemon.pid)
+    assert sum(host.clock.slept_s) < 1
+    assert not host.gate_is_open()
+
+
+def test_a_daemon_that_dies_while_its_limits_are_set_keeps_the_gate_closed(host: Host) -> None:
+    host.wish(DeviceMemoryLimit="900M")
+    daemon = host.prepared()
+    daemon.before_command = lambda command: host.kill(daemon.pid) if command.startswith("set_") else None
+    with pytest.raises(NotReady):
+        apply.apply(host.world, "0", daemon.pid)
+    assert not host.gate_is_open()
+
+
+def test_a_daemon_that_dies_after_the_last_answer_keeps_the_gate_closed(host: Host) -> None:
+    host.wish(DeviceMemoryLimit="900M")
+    daemon = host.prepared()
+
+    def end(command: str) -> None:
+        if command == "get_server_list":
+            del host.processes[daemon.pid]
+
+    daemon.before_command = end
+    with pytest.raises(NotReady, match="ended while its limits were set"):
+        apply.apply(host.world, "0", daemon.pid)
+    assert not host.gate_is_open()
+
+
+def test_a_daemon_that_takes_a_while_to_listen_is_waited_for(host: Host) -> None:
+    host.wish(DeviceMemoryLimit="4G")
+    daemon = host.prepared()
+    daemon.unreachable = True
+
+    def listen() -> None:
+        daemon.unreachable = False
+
+    host.clock.when(2.0, listen)
+    apply.apply(host.world, "0", daemon.pid)
+    assert host.gate_is_open()
+
+
+def test_a_daemon_that_lives_and_never_answers_is_given_up_with_the_reason(host: Host) -> None:
+    host.wish(DeviceMemoryLimit="4G")
+    daemon = host.prepared()
+    daemon.not_served = True
+    with pytest.raises(NotReady, match=r"after 30 s: .*held by pid 4711"):
+        apply.apply(host.world, "0", daemon.pid)
+    assert not host.gate_is_open()
+
+
+def test_the_main_process_is_asked_of_systemd_where_nobody_hands_it_over(host: Host) -> None:
+    host.wish(DeviceMemoryLimit="4G")
+    daemon = host.prepared()
+    apply.apply(host.world, "0")
+    assert daemon.limits == {"0": 4096 * MIB}
+
+
+def test_an_instance_that_does_not_run_says_how_to_start_it(host: Host) -> None:
+    host.wish()
+    with pytest.raises(NotReady, match=r"has no main process \(inactive\); start it with `systemctl start"):
+        apply.apply(host.world, "0")
+
+
+@pytest.mark.parametrize("environment", [None, {}, {"CUDA_MPS_PIPE_DIRECTORY": "/run/other/.abcdefghijk"}])
+def test_a_process_that_is_not_this_instances_daemon_is_left_alone(
+    host: Host, environment: Optional[dict[str, str]]
+) -> None:
+    host.wish(DeviceMemoryLimit="4G")
+    pid = host.process("nvidia-cuda-mps-control", "nvidia-cuda-mps-control -f", environment)
+    with pytest.raises(NotReady, match=r"expected a directory in .*; restart mps-control@0\.service"):
+        apply.apply(host.world, "0", pid)
+
+
+def test_a_main_process_that_has_ended_is_told_so(host: Host) -> None:
+    host.wish()
+    with pytest.raises(NotReady, match=r"\(pid 77\) has ended"):
+        apply.apply(host.world, "0", 77)
+
+
+# -- a reload
+
+
+def test_a_second_apply_finds_nothing_to_do(host: Host) -> None:
+    host.wish(DeviceMemoryLimit="4G", ActiveThreadPercentage=50, ClientPriority=1)
+    daemon = host.start()
+    daemon.start_server(9001)
+    daemon.commands.clear()
+    assert reload(host) == []
+    assert daemon.setters == []
+
+
+def test_a_changed_limit_reaches_the_defaults_and_every_running_server(host: Host) -> None:
+    """A server takes the defaults only when it starts."""
+    host.wish(DeviceMemoryLimit="4G", ActiveThreadPercentage=50)
+    daemon = host.start()
+    servers = [daemon.start_server(9001, clients=[1]), daemon.start_server(9002)]
+    host.wish(DeviceMemoryLimit="6G", ActiveThreadPercentage=25)
+    changes = reload(host)
+    assert daemon.limits == {"0": 6144 * MIB}
+    for server in servers:
+        assert server.limits == {"0": 6144 * MIB}
+        assert server.percentage == 25.0
+    assert "memory limit of device 0 (default): 4G -> 6144 MiB" in changes
+    assert "memory limit of device 0 (server 9001): 4G -> 6144 MiB" in changes
+    assert "active thread percentage (server 9002): 50.0 -> 25 %" in changes
+
+
+def test_a_server_that_started_before_the_limit_was_set_gets_it_too(host: Host) -> None:
+    host.wish(DeviceMemoryLimit="900M")
+    daemon = host.prepared()
+    server = daemon.start_server(9001)
+    apply.apply(host.world, "0", daemon.pid)
+    assert server.limits == {"0": 900 * MIB}
+
+
+def test_a_server_that_ends_meanwhile_is_no_failure(host: Host) -> None:
+    host.wish(DeviceMemoryLimit="4G")
+    daemon = host.start()
+    daemon.start_server(9001)
+    daemon.start_server(9002)
+    host.wish(DeviceMemoryLimit="6G")
+
+    def end(command: str) -> None:
+        if command.startswith("get_device_pinned_mem_limit 9001"):
+            daemon.servers.pop(9001, None)
+        if command.startswith("set_device_pinned_mem_limit 9002"):
+            daemon.servers.pop(9002, None)
+
+    daemon.before_command = end
+    reload(host)
+    assert daemon.limits == {"0": 6144 * MIB}
+
+
+def test_a_server_that_does_not_hold_its_limit_is_a_failure(host: Host) -> None:
+    host.wish(DeviceMemoryLimit="4G")
+    daemon = host.start()
+    daemon.start_server(9001)
+    host.wish(DeviceMemoryLimit="6G")
+    daemon.deaf_to = "set_device_pinned_mem_limit 9001"
+    with pytest.raises(NotInForce, match=r"set_device_pinned_mem_limit 9001 0 6144M"):
+        reload(host)
+
+
+def test_the_oldest_daemon_does_not_tell_the_state_of_servers_and_is_served_all_the_same(host: Host) -> None:
+    host.new_daemon = lambda pid: FakeDaemon(pid, version=535)
+    host.wish(DeviceMemoryLimit="900M")
+    daemon = host.start()
+    server = daemon.start_server(9001)
+    host.wish(DeviceMemoryLimit="800M")
+    reload(host)
+    assert server.limits == {"0": 800 * MIB}
+
+
+@pytest.mark.parametrize(("before", "after"), [("5000M", "5100M"), ("4G", "4097M"), ("1536M", "1G")])
+def test_a_change_that_the_rounding_getter_cannot_show_is_made_all_the_same(
+    host: Host, before: str, after: str
+) -> None:
+    host.wish(DeviceMemoryLimit=before)
+    daemon = host.start()
+    host.wish(DeviceMemoryLimit=after)
+    assert len(reload(host)) == 1
+    assert daemon.setters[-1].endswith({"1G": "1024M"}.get(after, after))
+
+
+def test_with_nothing_on_record_a_rounded_answer_is_not_believed(host: Host) -> None:
+    host.wish(DeviceMemoryLimit="1536M")
+    daemon = host.start()
+    record.forget(host.world, "0")
+    daemon.limits["0"] = 1800 * MIB
+    reload(host)
+    assert daemon.limits == {"0": 1536 * MIB}
+
+
+def test_a_record_of_another_process_is_not_believed(host: Host) -> None:
+    """The pid may have been given out again: the start time tells the two apart."""
+    host.wish(DeviceMemoryLimit="1536M")
+    daemon = host.start()
+    host.processes[daemon.pid].started_at += 1
+    daemon.limits["0"] = 1800 * MIB
+    reload(host)
+    assert daemon.limits == {"0": 1536 * MIB}
+
+
+def test_a_change_that_broke_off_halfway_is_not_taken_for_the_old_value(host: Host) -> None:
+    """5000M -> 5100M reached the defaults and failed at a server; then 5000M is wished again: it shows 4G."""
+    host.wish(DeviceMemoryLimit="5000M")
+    daemon = host.start()
+    daemon.start_server(9001)
+    host.wish(DeviceMemoryLimit="5100M")
+    daemon.deaf_to = "set_device_pinned_mem_limit 9001"
+    # The server shows 4G before and after: only the daemon's end can break the change off unseen.
+    daemon.before_command = lambda command: _refuse_to_serve(daemon, command)
+    with pytest.raises(NotReady):
+        reload(host)
+    assert daemon.limits == {"0": 5100 * MIB}
+    daemon.not_served, daemon.deaf_to = False, None
+    daemon.before_command = lambda command: None
+    host.wish(DeviceMemoryLimit="5000M")
+    reload(host)
+    assert daemon.limits == {"0": 5000 * MIB}
+    assert daemon.servers[9001].limits == {"0": 5000 * MIB}
+
+
+def _refuse_to_serve(daemon: FakeDaemon, command: str) -> None:
+    daemon.not_served = command.startswith("set_device_pinned_mem_limit")
+
+
+def test_a_value_changed_by_hand_is_brought_back(host: Host) -> None:
+    host.wish(DeviceMemoryLimit="900M", ClientPriority=0)
+    daemon = host.start()
+    daemon.limits["0"], daemon.priority = 0, 1
+    assert reload(host) == ["memory limit of device 0 (default): unset -> 900 MiB", "client priority (default): 1 -> 0"]
+
+
+def test_a_gate_closed_by_hand_is_opened_again(host: Host) -> None:
+    host.wish()
+    host.start()
+    (host.pipe_root / "0" / "control").unlink()
+    reload(host)
+    assert host.gate_is_open()
+
+
+def test_a_failed_reload_leaves_clients_their_daemon(host: Host) -> None:
+    host.wish(DeviceMemoryLimit="4G")
+    daemon = host.start()
+    host.wish(DeviceMemoryLimit="6G")
+    daemon.deaf_to = "set_"
+    with pytest.raises(NotInForce):
+        reload(host)
+    assert host.gate_is_open()
+
+
+def test_a_compute_mode_changed_by_hand_is_brought_back(host: Host) -> None:
+    host.wish(ComputeMode="exclusive_process")
+    host.start()
+    host.nvml.reboot()
+    assert any("default -> exclusive_process" in change for change in reload(host))
+    assert host.nvml.gpu(0).compute_mode == "exclusive_process"
+
+
+def test_a_wish_for_other_gpus_waits_for_a_restart(host: Host) -> None:
+    host.wish(DeviceMemoryLimit="4G", ComputeMode="exclusive_process")
+    daemon = host.start()
+    host.wish(GPUs="1", DeviceMemoryLimit="6G", ComputeMode="exclusive_process")
+    reload(host)
+    assert daemon.limits == {"0": 6144 * MIB}
+    assert host.nvml.gpu(1).compute_mode == "default"
+    assert any("restart the unit to change its GPUs" in line for line in host.said)
+
+
+def test_a_gpu_that_is_gone_is_reported_and_nothing_is_set(host: Host) -> None:
+    host.wish(DeviceMemoryLimit="4G")
+    daemon = host.start()
+    host.wish(DeviceMemoryLimit="6G")
+    host.nvml.lost = {0}
+    daemon.commands.clear()
+    with pytest.raises(BadValue, match="found GPU 0, expected one of this host's"):
+        reload(host)
+    assert daemon.setters == []
+
+
+def test_a_refused_file_changes_nothing_on_a_running_daemon(host: Host) -> None:
+    host.wish(DeviceMemoryLimit="4G")
+    daemon = host.start()
+    host.wish(DeviceMemoryLimit="20")
+    with pytest.raises(BadValue):
+        reload(host)
+    assert daemon.limits == {"0": 4096 * MIB}
+
+
+def test_a_restarted_daemon_has_forgotten_everything_and_gets_it_again(host: Host) -> None:
+    host.wish(DeviceMemoryLimit="4G", ActiveThreadPercentage=50, ClientPriority=1)
+    first = host.start()
+    host.kill(first.pid)
+    second = host.start()
+    assert second.limits == {"0": 4096 * MIB}
+    assert (second.percentage, second.priority) == (50.0, 1)
+
+
+def test_a_limit_is_set_on_the_daemon_behind_the_gate_never_through_it(host: Host) -> None:
+    public = host.wish(DeviceMemoryLimit="4G")
+    host.start()
+    assert public not in host.daemons
+    assert [Path(path).parent for path in host.daemons] == [public]
+
+
+def test_every_failure_says_it_on_one_line(host: Host) -> None:
+    host.wish(DeviceMemoryLimit="4G")
+    daemon = host.prepared()
+    daemon.deaf_to = "set_"
+    with pytest.raises(MpsctlError) as failure:
+        apply.apply(host.world, "0", daemon.pid)
+    assert "\n" not in str(failure.value)
+
+
+def test_the_environment_that_prepare_wrote_is_the_one_the_daemon_gets(host: Host) -> None:
+    host.wish()
+    environment = prepare.prepare(host.world, "0")
+    written = prepare.environment_file(host.world, "0").read_text().splitlines()
+    assert f"CUDA_MPS_PIPE_DIRECTORY={environment.pipe_directory}" in written
+    assert f"CUDA_VISIBLE_DEVICES={uuid(0)}" in written

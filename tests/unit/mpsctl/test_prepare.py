@@ -1,0 +1,335 @@
+"""condition and prepare: what happens before a daemon starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fakes import Host, h200, split_by_mig, uuid
+from mpsctl.acts import prepare
+from mpsctl.outside import hardware
+from mpsctl.state import record
+from mpsctl.values.errors import BadValue, NotInForce, NotReady
+
+
+def former(host: Host, index: int = 0) -> object:
+    return prepare.former_mode(host.world, host.nvml.gpu(index))
+
+
+# -- condition: looked at once, so only what cannot come late counts
+
+
+def test_a_host_with_daemon_and_gpu_is_not_skipped(host: Host) -> None:
+    assert prepare.condition(host.world, "0") is None
+
+
+def test_a_host_without_the_daemon_is_skipped_with_the_reason(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "binary", lambda name: None)
+    assert "nvidia-cuda-mps-control is not installed" in str(prepare.condition(host.world, "0"))
+
+
+def test_a_host_without_a_gpu_on_the_bus_is_skipped_with_the_reason(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "nvidia_on_bus", lambda: False)
+    assert prepare.condition(host.world, "0") == "no NVIDIA GPU is on the PCI bus"
+
+
+def test_a_driver_that_is_not_up_is_no_reason_to_skip(host: Host) -> None:
+    host.nvml.driver_up = False
+    assert prepare.condition(host.world, "0") is None
+
+
+def test_an_instance_that_has_run_is_never_skipped_again(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """systemd does not try a unit again that is skipped at an automatic restart (252, 257)."""
+    host.wish()
+    host.start()
+    monkeypatch.setattr(hardware, "nvidia_on_bus", lambda: False)
+    assert prepare.condition(host.world, "0") is None
+
+
+# -- the driver
+
+
+def test_a_driver_that_comes_late_is_waited_for(host: Host) -> None:
+    host.wish(DriverTimeoutSec=90)
+    host.nvml.driver_up = False
+
+    def load() -> None:
+        host.nvml.driver_up = True
+
+    host.clock.when(20, load)
+    assert prepare.prepare(host.world, "0").devices == (uuid(0),)
+    assert 20 <= sum(host.clock.slept_s) < 21
+
+
+def test_what_is_waited_for_is_said_once(host: Host) -> None:
+    host.wish(DriverTimeoutSec=90)
+    host.nvml.driver_up = False
+    with pytest.raises(NotReady):
+        prepare.prepare(host.world, "0")
+    assert [line for line in host.said if line.startswith("waiting up to 90 s")] == host.said
+
+
+def test_a_driver_that_never_comes_is_given_up_within_the_bound_with_its_words(host: Host) -> None:
+    host.wish(DriverTimeoutSec=5)
+    host.nvml.driver_up = False
+    with pytest.raises(NotReady, match="after 5 s: NVML does not answer: Driver Not Loaded"):
+        prepare.prepare(host.world, "0")
+    assert sum(host.clock.slept_s) <= 5
+
+
+def test_a_gpu_that_comes_late_is_waited_for(host: Host) -> None:
+    host.wish(DriverTimeoutSec=10)
+    host.nvml.lost = {0}
+    host.clock.when(3, host.nvml.lost.clear)
+    assert prepare.prepare(host.world, "0").devices == (uuid(0),)
+
+
+def test_a_gpu_that_stays_away_is_given_up_with_what_the_host_has(host: Host) -> None:
+    host.wish(DriverTimeoutSec=5)
+    host.nvml.lost = {0}
+    with pytest.raises(NotReady) as failure:
+        prepare.prepare(host.world, "0")
+    assert str(failure.value).startswith("after 5 s: found GPU 0, expected one of this host's: 1 = ")
+    assert not list((host.pipe_root / "0").glob(".*"))
+
+
+def test_the_loss_of_a_gpu_does_not_touch_its_neighbours(host: Host) -> None:
+    host.wish("1")
+    host.nvml.lost = {0}
+    assert prepare.prepare(host.world, "1").devices == (uuid(1),)
+
+
+def test_a_value_that_can_never_fit_is_not_waited_for(host: Host) -> None:
+    host.wish(DeviceMemoryLimit="200G", DriverTimeoutSec=90)
+    with pytest.raises(BadValue, match="at most the 143771 MiB"):
+        prepare.prepare(host.world, "0")
+    assert host.clock.slept_s == []
+
+
+@pytest.mark.parametrize("name", ["0", "g"])
+def test_indices_uuids_and_addresses_are_resolved_at_every_start(host: Host, name: str) -> None:
+    """After a change of hardware an index means another GPU; what the daemon gets is always the UUID."""
+    host.wish(name, GPUs="0000:12:00.0 0")
+    assert prepare.prepare(host.world, name).devices == (uuid(2), uuid(0))
+
+
+# -- the compute mode
+
+
+def test_the_wished_compute_mode_is_set_and_the_former_one_kept(host: Host) -> None:
+    host.wish(ComputeMode="exclusive_process")
+    host.start()
+    assert host.nvml.gpu(0).compute_mode == "exclusive_process"
+    assert host.nvml.modes_set == [(0, "exclusive_process")]
+    assert former(host) == "default"
+
+
+def test_the_former_mode_is_recorded_once_and_never_overwritten_by_ours(host: Host) -> None:
+    host.nvml.all[0] = h200(0, compute_mode="prohibited")
+    host.wish(ComputeMode="exclusive_process")
+    host.kill(host.start().pid)
+    host.nvml.reboot()
+    host.kill(host.start().pid)
+    host.wish(ComputeMode="default")
+    host.start()
+    assert former(host) == "prohibited"
+
+
+def test_a_mode_that_is_as_wished_is_neither_set_nor_recorded(host: Host) -> None:
+    host.wish(ComputeMode="default")
+    host.start()
+    assert host.nvml.modes_set == []
+    assert former(host) is None
+
+
+def test_a_mode_that_is_not_managed_is_left_as_found(host: Host) -> None:
+    host.nvml.all[0] = h200(0, compute_mode="prohibited")
+    host.wish(ComputeMode=None)
+    host.start()
+    assert host.nvml.modes_set == []
+    assert host.nvml.gpu(0).compute_mode == "prohibited"
+
+
+def test_a_gpu_that_has_no_compute_modes_is_refused_in_nvmls_words(host: Host) -> None:
+    host.nvml.all[0] = h200(0, compute_mode=None)
+    host.wish(ComputeMode="exclusive_process")
+    with pytest.raises(NotInForce, match="Not Supported"):
+        prepare.prepare(host.world, "0")
+
+
+def test_a_gpu_that_has_no_compute_modes_serves_where_none_is_wished(host: Host) -> None:
+    host.nvml.all[0] = h200(0, compute_mode=None)
+    host.wish(DeviceMemoryLimit="4G")
+    host.start()
+    assert host.gate_is_open()
+
+
+def test_mig_devices_are_served_and_their_gpus_mode_is_left_alone(host: Host) -> None:
+    host.nvml.all[2] = split_by_mig(2)
+    host.wish("m", GPUs=uuid(301, "MIG"))
+    assert prepare.prepare(host.world, "m").devices == (uuid(301, "MIG"),)
+    assert host.nvml.modes_set == []
+
+
+# -- the daemon's own directory
+
+
+def test_the_daemon_gets_a_directory_of_its_own_that_cannot_be_guessed(host: Host) -> None:
+    public = host.wish()
+    private = prepare.prepare(host.world, "0").pipe_directory
+    assert private.parent == public
+    assert private.stat().st_mode & 0o7777 == 0o711
+    assert not host.gate_is_open()
+
+
+def test_directories_of_earlier_starts_are_removed_and_nothing_else(host: Host) -> None:
+    public = host.wish()
+    (public / ".not-ours").mkdir(parents=True)
+    (public / "data").mkdir()
+    (public / ".hidden-file").write_text("kept")
+    first = prepare.prepare(host.world, "0").pipe_directory
+    second = prepare.prepare(host.world, "0").pipe_directory
+    assert not first.exists()
+    assert {path.name for path in public.iterdir()} == {second.name, ".not-ours", "data", ".hidden-file"}
+
+
+def test_the_gate_is_closed_from_the_first_moment_of_a_start(host: Host) -> None:
+    """A daemon killed -9 leaves its links: they must not lead clients to the next one before its limits."""
+    host.wish(DriverTimeoutSec=5)
+    host.kill(host.start().pid)
+    assert host.gate_is_open()
+    host.nvml.driver_up = False
+    with pytest.raises(NotReady):
+        prepare.prepare(host.world, "0")
+    assert not host.gate_is_open()
+
+
+@pytest.mark.parametrize("served", ["0", "0/.abcdefghijk"])
+def test_a_foreign_daemon_on_the_directory_is_refused_and_told_how_to_end(host: Host, served: str) -> None:
+    public = host.wish()
+    pid = host.process(
+        "nvidia-cuda-mps-control",
+        "nvidia-cuda-mps-control -d",
+        {"CUDA_MPS_PIPE_DIRECTORY": str(host.pipe_root / served)},
+    )
+    with pytest.raises(NotReady, match=rf"\(pid {pid}\).*serves {public}; .*echo quit"):
+        prepare.prepare(host.world, "0")
+
+
+def test_a_foreign_daemons_sockets_are_left_where_they_are(host: Host) -> None:
+    """Without them nobody could ask it to quit."""
+    public = host.wish()
+    public.mkdir(parents=True)
+    for name in ("control", "control_privileged"):
+        (public / name).write_text("stands for a socket")
+    host.process(
+        "nvidia-cuda-mps-control", "nvidia-cuda-mps-control -d", {"CUDA_MPS_PIPE_DIRECTORY": str(host.pipe_root / "0")}
+    )
+    with pytest.raises(NotReady):
+        prepare.prepare(host.world, "0")
+    assert (public / "control").exists()
+    assert (public / "control_privileged").exists()
+
+
+def test_sockets_that_a_foreign_daemon_left_behind_are_no_obstacle(host: Host) -> None:
+    public = host.wish()
+    public.mkdir(parents=True)
+    (public / "control").write_text("stands for a socket that nobody listens on")
+    host.start()
+    assert host.gate_is_open()
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "served"),
+    [
+        ("nvidia-cuda-mps-control", "nvidia-cuda-mps-control", "0"),
+        ("nvidia-cuda-mps-control", "nvidia-cuda-mps-control -d", "00"),
+        ("nvidia-cuda-mps-control", "nvidia-cuda-mps-control -d", "1/0"),
+        ("python3", "python3 train.py", "0"),
+    ],
+)
+def test_front_ends_clients_and_daemons_of_other_directories_are_no_obstacle(
+    host: Host, name: str, command: str, served: str
+) -> None:
+    host.wish()
+    host.process(name, command, {"CUDA_MPS_PIPE_DIRECTORY": str(host.pipe_root / served)})
+    prepare.prepare(host.world, "0")
+
+
+# -- a crash loop
+
+
+def pauses_s(host: Host, starts: int, lasts_s: float = 0) -> list[float]:
+    """How long each start waits when every daemon lives ``lasts_s`` seconds."""
+    found = []
+    for _ in range(starts):
+        host.clock.slept_s.clear()
+        daemon = host.start()
+        found.append(sum(host.clock.slept_s))
+        host.clock.pass_by(lasts_s)
+        host.kill(daemon.pid)
+    return found
+
+
+def test_a_crash_loop_backs_off_and_never_gives_up(host: Host) -> None:
+    host.wish()
+    pauses = pauses_s(host, 14)
+    assert pauses[0] == 0
+    assert pauses == sorted(pauses)
+    assert pauses[-4:] == [30, 30, 30, 30]
+    assert any("in a row of a daemon that does not last: waiting 30 s" in line for line in host.said)
+
+
+def test_a_single_crash_costs_no_pause(host: Host) -> None:
+    host.wish()
+    assert pauses_s(host, 2) == [0, 0]
+
+
+def test_a_daemon_that_lasted_begins_anew(host: Host) -> None:
+    host.wish()
+    pauses_s(host, 12)
+    assert pauses_s(host, 1, lasts_s=prepare.STABLE_AFTER_S) == [30]
+    assert pauses_s(host, 2) == [0, 0]
+
+
+def test_after_weeks_of_work_every_crash_is_a_first_one(host: Host) -> None:
+    host.wish()
+    assert set(pauses_s(host, 12, lasts_s=86_400)) == {0}
+
+
+def test_a_start_that_fails_counts_as_one_that_did_not_last(host: Host) -> None:
+    host.wish(DriverTimeoutSec=1)
+    host.nvml.driver_up = False
+    for expected in range(3):
+        with pytest.raises(NotReady):
+            prepare.prepare(host.world, "0")
+        assert record.short_lives(host.world, "0") == expected
+
+
+def test_a_real_stop_begins_anew(host: Host) -> None:
+    host.wish()
+    pauses_s(host, 12)
+    host.stop()
+    assert pauses_s(host, 1) == [0]
+
+
+def test_each_instance_counts_for_itself(host: Host) -> None:
+    host.wish("0")
+    host.wish("1")
+    pauses_s(host, 12)
+    host.clock.slept_s.clear()
+    host.start("1")
+    assert host.clock.slept_s == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"short_lives": "many"}', "null"])
+def test_a_record_that_cannot_be_read_is_no_obstacle(host: Host, text: str) -> None:
+    host.wish(DeviceMemoryLimit="4G")
+    runtime: Path = host.places.runtime("0")
+    runtime.mkdir(parents=True)
+    for name in ("starts.json", "in-force.json"):
+        (runtime / name).write_text(text)
+    host.start()
+    assert host.gate_is_open()

@@ -1,0 +1,147 @@
+"""stop and release: the end of an instance, and what is undone then."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import Host, h200
+from mpsctl.acts import prepare, stop
+from mpsctl.state import record
+
+UNIT = "mps-control@0.service"
+
+
+def started(host: Host, **wished: object) -> int:
+    host.wish("0", **{"ComputeMode": "exclusive_process", **wished})
+    return host.start().pid
+
+
+def test_no_new_client_gets_in_before_the_daemon_is_asked_to_quit(host: Host) -> None:
+    pid = started(host)
+    gate: list[bool] = []
+    host.running().before_command = lambda command: gate.append(host.gate_is_open())
+    assert stop.stop(host.world, "0", pid)
+    assert gate == [False]
+
+
+def test_the_daemon_is_given_the_instances_bound(host: Host) -> None:
+    pid = started(host, StopTimeoutSec=7)
+    daemon = host.running()
+    stop.stop(host.world, "0", pid)
+    assert daemon.commands[-1] == "quit -t 7"
+
+
+def test_a_daemon_that_needs_a_while_is_waited_for(host: Host) -> None:
+    pid = started(host, StopTimeoutSec=7)
+    host.running().on_quit = lambda: host.clock.when(6, lambda: host.kill(pid))
+    assert stop.stop(host.world, "0", pid)
+    assert 6 <= sum(host.clock.slept_s) < 7
+
+
+def test_a_daemon_that_does_not_end_is_left_to_systemd_within_the_bound(host: Host) -> None:
+    pid = started(host, StopTimeoutSec=7)
+    host.running().on_quit = lambda: None
+    assert not stop.stop(host.world, "0", pid)
+    assert sum(host.clock.slept_s) <= 7 + 4
+    assert any("did not end within 7 s" in line for line in host.said)
+
+
+def test_a_daemon_that_serves_nobody_is_left_to_systemd(host: Host) -> None:
+    pid = started(host)
+    host.running().not_served = True
+    assert not stop.stop(host.world, "0", pid)
+    assert not host.gate_is_open()
+
+
+@pytest.mark.parametrize("main_pid", [None, 77])
+def test_a_daemon_that_has_ended_by_itself_needs_no_stop(host: Host, main_pid: object) -> None:
+    host.kill(started(host))
+    assert stop.stop(host.world, "0", main_pid)  # type: ignore[arg-type]
+    assert not host.gate_is_open()
+
+
+def test_a_gate_in_the_former_pipe_directory_is_closed_too(host: Host) -> None:
+    """The file may name another directory by now than the running daemon's."""
+    pid = started(host)
+    gate: list[bool] = []
+    host.running().before_command = lambda command: gate.append(host.gate_is_open())
+    host.wish(PipeDirectory=f"{host.pipe_root}/moved")
+    assert stop.stop(host.world, "0", pid)
+    assert gate == [False]
+
+
+# -- release
+
+
+def test_a_real_stop_brings_the_former_compute_mode_back(host: Host) -> None:
+    host.nvml.all[0] = h200(0, compute_mode="default")
+    started(host)
+    host.stop()
+    assert host.nvml.gpu(0).compute_mode == "default"
+
+
+def test_a_real_stop_leaves_nothing_of_this_run(host: Host) -> None:
+    started(host)
+    host.stop()
+    assert list((host.pipe_root / "0").iterdir()) == []
+    assert record.read(host.world, "0") is None
+    assert record.short_lives(host.world, "0") is None
+    assert not prepare.environment_file(host.world, "0").exists()
+
+
+@pytest.mark.parametrize("job", [None, "restart", "start"])
+def test_nothing_is_undone_before_a_restart(host: Host, job: object) -> None:
+    """ExecStopPost runs before every automatic restart as well; in another mode the GPU would be open."""
+    pid = started(host)
+    host.kill(pid)
+    if job:
+        host.systemd.jobs[UNIT] = str(job)
+    stop.release(host.world, "0")
+    assert host.nvml.gpu(0).compute_mode == "exclusive_process"
+    assert record.short_lives(host.world, "0") == 0
+    assert not host.gate_is_open()
+
+
+def test_the_job_of_another_instance_is_not_this_ones(host: Host) -> None:
+    host.kill(started(host))
+    host.systemd.jobs["mps-control@1.service"] = "stop"
+    stop.release(host.world, "0")
+    assert host.nvml.gpu(0).compute_mode == "exclusive_process"
+
+
+def test_a_mode_that_somebody_else_set_meanwhile_is_left(host: Host) -> None:
+    started(host)
+    host.nvml.reboot()
+    host.nvml.modes_set.clear()
+    host.stop()
+    assert host.nvml.modes_set == []
+
+
+def test_prohibited_is_ours_to_undo(host: Host) -> None:
+    started(host)
+    host.nvml.all[0] = h200(0, compute_mode="prohibited")
+    host.stop()
+    assert host.nvml.gpu(0).compute_mode == "default"
+
+
+def test_a_mode_that_is_not_managed_is_not_touched(host: Host) -> None:
+    host.nvml.all[0] = h200(0, compute_mode="exclusive_process")
+    host.wish()
+    host.start()
+    host.stop()
+    assert host.nvml.modes_set == []
+
+
+def test_a_host_whose_driver_is_gone_is_released_as_far_as_that_goes(host: Host) -> None:
+    started(host)
+    host.nvml.driver_up = False
+    host.stop()
+    assert any("could not be brought back" in line for line in host.said)
+    assert list((host.pipe_root / "0").iterdir()) == []
+
+
+def test_stop_and_start_again_records_the_same_former_mode(host: Host) -> None:
+    started(host)
+    host.stop()
+    host.start()
+    assert prepare.former_mode(host.world, host.nvml.gpu(0)) == "default"
+    assert host.nvml.gpu(0).compute_mode == "exclusive_process"
