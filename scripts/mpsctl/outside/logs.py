@@ -1,0 +1,97 @@
+"""What the control daemon and its servers say in the journal.
+
+In the foreground the daemon writes both its own lines and its servers' to standard output (driver 580,
+H200), so one start of the unit is one stream, found by systemd's invocation id. The lines are the only exact
+witness of a memory limit: the getters round, the server writes the bytes. What the journal no longer has is
+not known: every answer below may be None.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Iterable, Optional
+
+_LINE = re.compile(r"\[(?P<when>[0-9-]+ [0-9:.]+) +(?P<who>\w+) +(?P<pid>\d+)\] (?P<what>.*)")
+_LIMIT = re.compile(r"Device pinned memory limit for device (?P<device>\S+) set to 0x(?P<bytes>[0-9a-fA-F]+) bytes")
+_CONNECTED = re.compile(r"Client \{PID: (?P<pid>\d+), Context(?: ID)?: \d+\} connected")
+_DISCONNECTED = re.compile(r"Client process (?P<pid>\d+) disconnected")
+_PENDING = re.compile(r"NEW CLIENT (?P<pid>\d+) from user (?P<uid>\d+): .*pending list")
+_EXITED = re.compile(r"Server (?P<pid>\d+) exited with status (?P<status>-?\d+)")
+
+WANTED = "pinned memory limit|Client|NEW CLIENT|NEW SERVER|exited with status"
+"""A pattern for journalctl's --grep that keeps every line that is read here."""
+
+
+@dataclass
+class ClientLog:
+    """One connected client: since when, and the limits in bytes that its server had then, by device.
+
+    No entry for a device means that no limit line came before it: it got in without one, or the line is
+    no longer in the journal.
+    """
+
+    pid: int
+    since: str
+    limit_bytes: dict[str, int]
+
+
+@dataclass
+class ServerLog:
+    """One server: its limits in bytes now, by device (ordinal or UUID as the daemon was told), and its clients."""
+
+    pid: int
+    limit_bytes: dict[str, int] = field(default_factory=dict)
+    clients: dict[int, ClientLog] = field(default_factory=dict)
+    exit_status: Optional[int] = None
+
+
+@dataclass
+class DaemonLog:
+    """One start of a daemon. ``waiting`` are clients that were queued and have not connected since, by pid: uid."""
+
+    servers: dict[int, ServerLog] = field(default_factory=dict)
+    waiting: dict[int, int] = field(default_factory=dict)
+
+
+def read(lines: Iterable[str]) -> DaemonLog:
+    """Read the lines of one start, oldest first. Lines of no known form are passed over."""
+    log = DaemonLog()
+    for line in lines:
+        match = _LINE.search(line)
+        if match:
+            _take(log, match["when"], match["who"], int(match["pid"]), match["what"])
+    return log
+
+
+def _take(log: DaemonLog, when: str, who: str, pid: int, what: str) -> None:
+    if who != "Server":
+        _take_from_control(log, what)
+        return
+    server = log.servers.setdefault(pid, ServerLog(pid))
+    limit = _LIMIT.search(what)
+    if limit:
+        server.limit_bytes[limit["device"]] = int(limit["bytes"], 16)
+        return
+    connected = _CONNECTED.search(what)
+    if connected:
+        client = int(connected["pid"])
+        log.waiting.pop(client, None)
+        # A process connects twice, then once for each further context: the first time counts.
+        server.clients.setdefault(client, ClientLog(client, when, dict(server.limit_bytes)))
+        return
+    gone = _DISCONNECTED.search(what)
+    if gone:
+        server.clients.pop(int(gone["pid"]), None)
+
+
+def _take_from_control(log: DaemonLog, what: str) -> None:
+    pending = _PENDING.search(what)
+    if pending:
+        log.waiting[int(pending["pid"])] = int(pending["uid"])
+        return
+    exited = _EXITED.search(what)
+    if exited and int(exited["pid"]) in log.servers:
+        server = log.servers[int(exited["pid"])]
+        server.exit_status = int(exited["status"])
+        server.clients.clear()

@@ -1,0 +1,59 @@
+"""A client's own memory limit, ``CUDA_MPS_PINNED_DEVICE_MEM_LIMIT``: ``0=1G,1=512M``.
+
+It can lower the daemon's limit. But one entry that does not parse, or names a GPU that the client cannot
+see, drops every limit, the daemon's included: with 2G in force ``0=1G,1=1G`` on a host with one GPU, ``1=1G``
+and ``1G`` each left the whole GPU free (driver 580, H200).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Mapping, Optional, Sequence
+
+VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+_ENTRY = re.compile(r"(?P<device>[^=]+)=(?P<amount>[1-9][0-9]*)(?P<unit>[MG])B?", re.IGNORECASE)
+
+
+def escape(environment: Mapping[str, str], devices: Sequence[str]) -> Optional[str]:
+    """Why a client with this environment holds no limit, or None if its variable does no harm.
+
+    ``devices`` are the UUIDs that its daemon offers, in the order of their ordinals.
+    """
+    text = environment.get(VARIABLE)
+    if text is None:
+        return None
+    count = visible(environment, devices)
+    for entry in text.split(","):
+        match = _ENTRY.fullmatch(entry)
+        if not match:
+            return f"{VARIABLE}={text}: {entry!r} is not <device>=<integer>M or G, which drops every limit"
+        device = match["device"]
+        known = int(device) < count if device.isdigit() else device in devices
+        if not known:
+            return (
+                f"{VARIABLE}={text}: it names device {device}, which the client cannot see, and that drops every limit"
+            )
+    return None
+
+
+def visible(environment: Mapping[str, str], devices: Sequence[str]) -> int:
+    """How many of its daemon's devices a client sees."""
+    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return len(devices)
+    count = 0
+    for part in chosen.split(","):
+        word = part.strip()
+        # CUDA stops at the first name that it does not know.
+        if (word.isdigit() and int(word) < len(devices)) or (
+            word and not word.isdigit() and any(device.startswith(word) for device in devices)
+        ):
+            count += 1
+        else:
+            break
+    return count
+
+
+def render(limits_mib: Mapping[int, int]) -> str:
+    """The variable's value for limits in MiB by the ordinal of each device: ``0=2048M,1=512M``."""
+    return ",".join(f"{ordinal}={mib}M" for ordinal, mib in sorted(limits_mib.items()))

@@ -1,0 +1,68 @@
+"""Given the journal of a daemon and its servers (driver 580, H200), what is known of limits and clients."""
+
+from __future__ import annotations
+
+from mpsctl.outside import logs
+
+ONE_START = """\
+[2026-11-29 14:57:39.791 Control   418] NEW CLIENT 426 from user 0: Server is not ready, push client to pending list
+[2026-11-29 14:57:39.792 Control   428] Starting new server 428 for user 0
+[2026-11-29 14:57:40.081 Control   418] NEW SERVER 428: Ready
+[2026-11-29 14:57:40.081 Server   428] Active Threads Percentage set to 100.0
+[2026-11-29 14:57:40.081 Server   428] Device pinned memory limit for device 0 set to 0x80000000 bytes
+[2026-11-29 14:57:40.082 Server   428] Client {PID: 426, Context ID: 0} connected
+[2026-11-29 14:57:40.103 Server   428] Client {PID: 426, Context ID: 1} connected
+"""
+CHANGE = "[2026-11-29 14:57:45.258 Server   428] Device pinned memory limit for device 0 set to 0x100000000 bytes\n"
+LATER_CLIENT = "[2026-11-29 14:57:46.338 Server   428] Client {PID: 449, Context ID: 0} connected\n"
+GIB = 1 << 30
+
+
+def read(text: str) -> logs.DaemonLog:
+    return logs.read(text.splitlines())
+
+
+def test_the_servers_limit_is_known_to_the_byte() -> None:
+    assert read(ONE_START).servers[428].limit_bytes == {"0": 2 * GIB}
+
+
+def test_a_client_holds_the_limit_of_the_moment_it_connected() -> None:
+    clients = read(ONE_START + CHANGE + LATER_CLIENT).servers[428].clients
+    assert clients[426].limit_bytes == {"0": 2 * GIB}
+    assert clients[426].since == "2026-11-29 14:57:40.082"
+    assert clients[449].limit_bytes == {"0": 4 * GIB}
+
+
+def test_a_client_that_got_in_before_any_limit_has_no_limit_line() -> None:
+    early = "[2026-11-29 14:57:40.000 Server   625] Client {PID: 646, Context ID: 0} connected\n"
+    assert read(early).servers[625].clients[646].limit_bytes == {}
+
+
+def test_a_client_that_left_is_no_client() -> None:
+    gone = "[2026-11-29 14:57:40.225 Server   428] Client process 426 disconnected\n"
+    assert read(ONE_START + gone).servers[428].clients == {}
+
+
+def test_a_process_id_used_again_is_a_new_client() -> None:
+    text = ONE_START + "[2026-11-29 14:57:41.0 Server   428] Client process 426 disconnected\n" + CHANGE
+    text += "[2026-11-29 14:57:47.000 Server   428] Client {PID: 426, Context ID: 0} connected\n"
+    assert read(text).servers[428].clients[426].limit_bytes == {"0": 4 * GIB}
+
+
+def test_clients_of_a_server_that_ended_are_gone() -> None:
+    ended = "[2026-11-29 14:57:50.000 Control   418] Server 428 exited with status 1\n"
+    server = read(ONE_START + ended).servers[428]
+    assert (server.exit_status, server.clients) == (1, {})
+
+
+def test_a_client_that_waits_behind_another_user_is_waiting() -> None:
+    queued = (
+        "[2026-11-29 15:00:00.000 Control   418] NEW CLIENT 5200 from user 1000: "
+        "Server is not ready, push client to pending list\n"
+    )
+    assert read(ONE_START + queued).waiting == {5200: 1000}
+    assert read(ONE_START).waiting == {}, "426 has connected since"
+
+
+def test_lines_of_no_known_form_are_passed_over() -> None:
+    assert read("what\n[half a line\n\n[2026 Server] x\n" + ONE_START).servers[428].limit_bytes == {"0": 2 * GIB}
