@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import socket
 import subprocess
@@ -90,7 +91,8 @@ def _last_words(places: Places, host: hosts.Host) -> str:
     for name in ("supervisor.log", supervisor.CONSOLE):
         path = hosts.folder(places, host.name) / name
         lines = path.read_text(errors="replace").split("\n") if path.exists() else []
-        said = [line.strip() for line in lines if line.strip()]
+        # without the colours of a console
+        said = [line for line in (re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in lines) if line]
         if said:
             return " / ".join(said[-2:])
     return "no message"

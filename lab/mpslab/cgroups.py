@@ -77,3 +77,9 @@ def _empty(group: Path, timeout_s: float = 10.0) -> None:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
+
+
+def any_lab() -> bool:
+    """Whether hosts of any lab of this machine run."""
+    top = hierarchy(Path("/proc/self/mounts").read_text())
+    return top is not None and (top / _TOP).is_dir()

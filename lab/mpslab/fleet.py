@@ -8,11 +8,11 @@ import re
 import shutil
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator, Optional
 
-from mpslab import addresses, boot, cgroups, daemons, hosts, layer, models, roots, ssh
+from mpslab import addresses, boot, cgroups, daemons, hosts, layer, limits, models, neighbours, roots, ssh
 from mpslab.errors import LabError
 from mpslab.places import Places
 from mpslab.progress import say, step
@@ -58,19 +58,16 @@ def up(places: Places, wish: Wish) -> None:
     _check(wish)
     shutil.rmtree(places.builds, ignore_errors=True)
     present = {host.name: host for host in hosts.load(places)}
-    wanted = _wanted(places, wish, present)
+    parts = _parts(places, wish)
     ssh.make_key(places)
-    new = [host for host in wanted if host.name not in present]
-    for host in new:
-        hosts.make(places, host, hosts.Driver(wish.driver_delay_s or 0))
+    # other labs wait until this one's host.json files say which addresses it has
+    with neighbours.alone(places) as others:
+        wanted = _wanted(wish, present, parts, [host for other in others for host in hosts.load(other)])
+        new = [host for host in wanted if host.name not in present]
+        for host in new:
+            hosts.make(places, host, hosts.Driver(wish.driver_delay_s or 0))
     ssh.write_config(places, hosts.load(places))
-    starting = [host for host in wanted if boot.supervisor_pid(places, host.name) is None]
-    if starting:
-        with step(f"booting {_count(starting)}"):
-            for host in starting:
-                boot.start(places, host)
-            boot.wait_for_ssh(places, starting, _SSH_TIMEOUT_S)
-    boot.wait_for_ssh(places, wanted, _SSH_TIMEOUT_S)
+    _boot(places, wanted)
     for host in wanted:
         if host not in new and wish.driver_delay_s is not None:
             set_driver(places, host.name, hosts.Driver(wish.driver_delay_s))
@@ -84,6 +81,23 @@ def up(places: Places, wish: Wish) -> None:
         f"{_count(wanted)} up in {time.monotonic() - begun:.1f} s, {wanted[0].name} to {wanted[-1].name}; "
         f"next: lab/lab list, lab/lab ssh {wanted[0].name}"
     )
+
+
+def _boot(places: Places, wanted: list[hosts.Host]) -> None:
+    starting = [host for host in wanted if boot.supervisor_pid(places, host.name) is None]
+    for host in starting:
+        if not addresses.bindable(host.address, host.port):
+            raise LabError(
+                f"{host.name} cannot boot: something else on this machine listens on {host.address}, port "
+                f"{host.port}; find it with `ss -ltnp`, or take this lab down and up again"
+            )
+    if starting:
+        limits.make_room(len(hosts.load(places)))
+        with step(f"booting {_count(starting)}"):
+            for host in starting:
+                boot.start(places, host)
+            boot.wait_for_ssh(places, starting, _SSH_TIMEOUT_S)
+    boot.wait_for_ssh(places, [host for host in wanted if host not in starting], _SSH_TIMEOUT_S)
 
 
 def _check(wish: Wish) -> None:
@@ -100,48 +114,65 @@ def _prefix(name: str) -> str:
     return name.rpartition("-")[0]
 
 
-def _wanted(places: Places, wish: Wish, present: dict[str, hosts.Host]) -> list[hosts.Host]:
-    """The wished hosts: those that are there as they are, the others from roots and layers that are fetched now.
+@dataclass(frozen=True)
+class _Parts:
+    """What hosts are put together from."""
 
+    lower: tuple[str, ...]
+    daemon: Optional[str]
+    driver_version: str
+
+
+def _parts(places: Places, wish: Wish) -> _Parts:
+    """Roots and layers, built and fetched where they are not there yet."""
+    root = roots.root(places, wish.release)
+    layers = [layer.layer(places), root]
+    if wish.daemon is None:
+        return _Parts(tuple(map(str, layers)), None, _DRIVER_WITHOUT_DAEMON)
+    fetched = daemons.daemon(places, wish.daemon, root)
+    layers.insert(1, fetched.layer)
+    # NVIDIA ships both together, so the simulated driver says the daemon's version
+    return _Parts(tuple(map(str, layers)), fetched.version, fetched.version)
+
+
+def _wanted(wish: Wish, present: dict[str, hosts.Host], parts: _Parts, foreign: list[hosts.Host]) -> list[hosts.Host]:
+    """The wished hosts: those that are there as they are, the others anew.
+
+    :param foreign: the hosts of the machine's other labs, which have their addresses even while they are stopped.
     :raises LabError: if one is there as something else.
     """
     numbers = range(1, wish.count + 1)
-    names = {number: f"{wish.prefix}-{number:02d}" for number in numbers}
-    root = roots.root(places, wish.release)
-    lower = [layer.layer(places)]
-    driver_version, version = _DRIVER_WITHOUT_DAEMON, None
-    if wish.daemon is not None:
-        fetched = daemons.daemon(places, wish.daemon, root)
-        version = driver_version = fetched.version
-        lower.append(fetched.layer)
-    lower.append(root)
     taken = {_prefix(host.name): addresses.block_of(host.address) for host in present.values()}
     ports = {host.port for host in present.values()}
     port = ports.pop() if ports else addresses.choose_port()
-    block = addresses.choose_block(wish.prefix, taken, numbers, lambda text: addresses.bindable(text, port))
+    reserved = {addresses.block_of(host.address) for host in foreign}
+    block = addresses.choose_block(
+        wish.prefix,
+        taken,
+        numbers,
+        lambda text: addresses.block_of(text) not in reserved and addresses.bindable(text, port),
+    )
     wanted = []
     for number in numbers:
         host = hosts.Host(
-            name=names[number],
+            name=f"{wish.prefix}-{number:02d}",
             address=addresses.address(block, number),
             port=port,
             release=wish.release,
-            daemon=version,
-            driver_version=driver_version,
+            daemon=parts.daemon,
+            driver_version=parts.driver_version,
             gpus=wish.gpus,
             model=wish.model,
             mig=wish.mig,
-            lower=tuple(map(str, lower)),
+            lower=parts.lower,
         )
         there = present.get(host.name)
-        if there is not None:
-            # another layer by now is no difference to the user; it comes with the next down and up
-            host = _same(replace(host, lower=there.lower, port=there.port), there)
-        wanted.append(host)
+        wanted.append(host if there is None else _same(host, there))
     return wanted
 
 
 def _same(wished: hosts.Host, there: hosts.Host) -> hosts.Host:
+    """Layers from newer sources are no difference to the user: they come with the next down and up."""
     for field in ("release", "daemon", "gpus", "model", "mig"):
         found, expected = getattr(there, field), getattr(wished, field)
         if found != expected:
@@ -163,8 +194,11 @@ def down(places: Places, prefix: Optional[str] = None) -> None:
         shutil.rmtree(places.builds, ignore_errors=True)
         if prefix is None:
             cgroups.remove(places)
-            for path in (places.hosts, places.ssh):
-                shutil.rmtree(path, ignore_errors=True)
+            with neighbours.alone(places) as others:
+                for path in (places.hosts, places.ssh):
+                    shutil.rmtree(path, ignore_errors=True)
+                if not others:
+                    limits.put_back()
             _prune(places)
         else:
             ssh.write_config(places, hosts.load(places))
