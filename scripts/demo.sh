@@ -10,7 +10,7 @@ ansible-playbook -i inventories/lab site.yml -l gpu-nodes
 echo
 echo "What runs now (real: systemd, ssh, NVIDIA's control daemon; simulated: the GPUs behind NVML):"
 first=
-for host in $(lab/lab list --names); do
+for host in $(lab/lab list | awk 'NR > 1 {print $1}'); do
   first=${first:-$host}
   echo
   echo "== $host"

@@ -2,11 +2,13 @@
 """The hosts of the lab as an inventory of Ansible, asked from `lab/lab list --json`.
 
 All are in the group gpu-nodes, and in one group each by release, daemon and GPU model: `-l daemon_535`.
+With MPS_LAB_PREFIX=NAME in the environment only the hosts NAME-… count: tests keep off a demo's hosts by it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +20,9 @@ GROUPS_BY = ("release", "daemon", "model")
 
 def inventory(hosts: list[dict[str, Any]]) -> dict[str, Any]:
     """What Ansible expects of an inventory script, with the hosts that run."""
-    running = [host for host in hosts if host.get("state", "running") == "running"]
+    prefix = os.environ.get("MPS_LAB_PREFIX")
+    mine = [host for host in hosts if not prefix or host["name"].startswith(f"{prefix}-")]
+    running = [host for host in mine if host.get("state", "running") == "running"]
     groups: dict[str, Any] = {"gpu-nodes": {"hosts": [host["name"] for host in running]}}
     for host in running:
         for key in GROUPS_BY:

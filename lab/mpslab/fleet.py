@@ -186,7 +186,7 @@ def _same(wished: hosts.Host, there: hosts.Host) -> hosts.Host:
 def down(places: Places, prefix: Optional[str] = None) -> None:
     """End and remove all hosts, or those of one prefix: by what lies there, whole or not, running or not."""
     names = [path.name for path in places.hosts.glob("*") if path.is_dir()]
-    going = [name for name in names if prefix is None or _prefix(name) == prefix]
+    going = [name for name in names if prefix is None or name.startswith(f"{prefix}-")]
     with step(f"removing {len(going)} host{'' if len(going) == 1 else 's'}"):
         boot.stop(places, going)
         for name in going:
