@@ -103,6 +103,8 @@ class _Plan:
     leftovers: list[str]
     rewritten: set[str]
     """instances whose file is written anew"""
+    waiting: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
+    """instances that are held back: why, and for which clients"""
 
     def to_enable(self) -> list[str]:
         return [i.unit for i in self.instances if not self.statuses[i.name].unit["enabled"]]
@@ -204,7 +206,7 @@ def _plan(
     ]
     for leftover in leftovers:
         statuses[leftover] = proofs.status_of_all(world, [leftover])[0]
-    return _Plan(
+    plan = _Plan(
         instances=instances,
         statuses=statuses,
         files=differing,
@@ -212,6 +214,33 @@ def _plan(
         leftovers=leftovers,
         rewritten=rewritten,
     )
+    plan.waiting = _who_waits(plan, gpus)
+    return plan
+
+
+def _who_waits(plan: _Plan, gpus: Sequence[Gpu]) -> dict[str, tuple[str, list[int]]]:
+    """An end of these daemons would end their clients; and who is to have a GPU of theirs waits with them."""
+    waiting = {
+        instance.name: (str(plan.statuses[instance.name].restart_needed), plan.statuses[instance.name].clients)
+        for instance in plan.to_restart()
+        if plan.statuses[instance.name].clients
+    }
+    for name in plan.leftovers:
+        if plan.statuses[name].clients:
+            waiting[name] = ("the instance is no longer wished", plan.statuses[name].clients)
+    due = [*plan.to_start(), *plan.to_restart()]
+    while True:
+        taken = {uuid: name for name in waiting for uuid in plan.statuses[name].serves}
+        late = [
+            (instance.name, device, taken[device.uuid])
+            for instance in due
+            for device in configuration.resolve(instance, gpus)
+            if instance.name not in waiting and device.uuid in taken
+        ]
+        if not late:
+            return waiting
+        for name, device, other in late:
+            waiting[name] = (f"the instance {other!r} still serves {device}", waiting[other][1])
 
 
 def _with_binary(file: File) -> File:
@@ -250,24 +279,26 @@ def _describe(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) ->
             }
         )
     for name in plan.leftovers:
-        _describe_leftover(world, name, plan.statuses[name], answer)
+        if name not in plan.waiting:
+            _describe_leftover(world, name, plan.statuses[name], answer)
     for unit in plan.to_enable():
         _describe_state(answer, f"enable {unit}", unit, "not started at boot", "started at boot")
     for instance in plan.to_start():
+        if instance.name in plan.waiting:
+            continue
         state = str(plan.statuses[instance.name].unit["active_state"])
         _describe_state(answer, f"start {instance.unit}", instance.unit, state, "active")
     for instance in plan.to_restart():
-        why = str(plan.statuses[instance.name].restart_needed)
-        clients = plan.statuses[instance.name].clients
-        if clients:
-            _hold_back(answer, instance.name, why, clients)
-        else:
+        if instance.name not in plan.waiting:
+            why = str(plan.statuses[instance.name].restart_needed)
             _describe_state(answer, f"restart {instance.unit}: {why}", instance.unit, why, "restarted")
     for instance in plan.to_reload():
         findings = "; ".join(plan.statuses[instance.name].findings)
         _describe_state(answer, f"reload {instance.unit}: {findings}", instance.unit, findings, "in force")
     if not plan.files and any(status.unit.get("needs_daemon_reload") for status in plan.statuses.values()):
         _describe_state(answer, "reload systemd's units", "systemd", "older units loaded", "units as on disk")
+    for name, (why, clients) in plan.waiting.items():
+        _hold_back(answer, name, why, clients)
     answer.changed = bool(answer.actions)
     answer.instances = {i.name: plan.statuses[i.name].as_json() for i in plan.instances}
     for gpu in gpus:
@@ -293,9 +324,6 @@ def _digest(path: Path) -> str:
 
 
 def _describe_leftover(world: World, name: str, status: Status, answer: Answer) -> None:
-    if status.clients:
-        _hold_back(answer, name, "the instance is no longer wished", status.clients)
-        return
     unit = str(status.unit.get("name", f"mps-control@{name}.service"))
     _describe_state(answer, f"stop and remove {unit}", unit, str(status.unit.get("active_state", "unknown")), "absent")
     path = world.places.conf(name)
@@ -328,27 +356,26 @@ def _hold_back(answer: Answer, name: str, why: str, clients: Sequence[int]) -> N
 def _carry_out(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) -> None:
     if plan.program is not None:
         files.write(world.places.program, plan.program.read_bytes(), 0o755)
-    held_back = {entry["instance"] for entry in answer.pending}
     for file in plan.files:
         files.write(file.path, file.content, file.mode)
     stale = any(status.unit.get("needs_daemon_reload") for status in plan.statuses.values())
     if stale or any(file.path.is_relative_to(world.places.units) for file in plan.files):
         systemd.ensure(world.systemd.act("daemon-reload"), "systemctl daemon-reload")
     for name in plan.leftovers:
-        if name not in held_back:
+        if name not in plan.waiting:
             _remove(world, name)
     problems = [
         world.systemd.act(verb, units)
         for verb, units in (
             ("enable", plan.to_enable()),
-            ("start", [i.unit for i in plan.to_start()]),
-            ("restart", [i.unit for i in plan.to_restart() if i.name not in held_back]),
+            ("start", [i.unit for i in plan.to_start() if i.name not in plan.waiting]),
+            ("restart", [i.unit for i in plan.to_restart() if i.name not in plan.waiting]),
             ("reload", [i.unit for i in plan.to_reload()]),
         )
         if units
     ]
     _restore_freed_gpus(world, plan, gpus)
-    _read_back(world, plan, answer, held_back, [problem for problem in problems if problem])
+    _read_back(world, plan, answer, [problem for problem in problems if problem])
 
 
 def _remove(world: World, name: str) -> None:
@@ -363,7 +390,8 @@ def _remove(world: World, name: str) -> None:
 def _restore_freed_gpus(world: World, plan: _Plan, gpus: Sequence[Gpu]) -> None:
     """Bring back the former compute mode of GPUs that an instance served and serves no longer."""
     served = {uuid for instance in plan.instances for uuid in (d.uuid for d in configuration.resolve(instance, gpus))}
-    moved = {instance.name for instance in plan.to_restart()}
+    served.update(uuid for name in plan.waiting for uuid in plan.statuses[name].serves)
+    moved = {instance.name for instance in plan.to_restart()} - set(plan.waiting)
     if not moved:
         return
     with world.nvml() as nvml:
@@ -372,7 +400,7 @@ def _restore_freed_gpus(world: World, plan: _Plan, gpus: Sequence[Gpu]) -> None:
                 stop.restore_compute_mode(world, nvml, gpu, "exclusive_process")
 
 
-def _read_back(world: World, plan: _Plan, answer: Answer, held_back: set[str], problems: Sequence[str]) -> None:
+def _read_back(world: World, plan: _Plan, answer: Answer, problems: Sequence[str]) -> None:
     """Nothing is reported done that the host does not show."""
     gpus, problem = proofs.host_gpus(world)
     statuses = proofs.look(world, plan.instances, gpus, problem)
@@ -380,10 +408,10 @@ def _read_back(world: World, plan: _Plan, answer: Answer, held_back: set[str], p
     wrong = [
         f"{status.unit['name']}: {'; '.join(status.findings)}"
         for status in statuses
-        if not status.as_wished and status.instance not in held_back
+        if not status.as_wished and status.instance not in plan.waiting
     ]
     for status in statuses:
-        if not status.as_wished and status.instance not in held_back and not status.active:
+        if not status.as_wished and status.instance not in plan.waiting and not status.active:
             last = world.systemd.journal(str(status.unit["name"]), 3)
             wrong.append(f"its journal ends: {' | '.join(last)}")
     if wrong:

@@ -50,6 +50,8 @@ class Status:
     findings: list[str] = field(default_factory=list)
     unit: dict[str, Any] = field(default_factory=dict)
     gpus: list[dict[str, Any]] = field(default_factory=list)
+    serves: list[str] = field(default_factory=list)
+    """the devices of the running daemon by UUID, whatever is wished"""
     pipe_directory: Optional[str] = None
     gate_open: bool = False
     daemon_answers: bool = False
@@ -186,6 +188,7 @@ def _look_at_daemon(
     private = running.pipe_directory if running else pipe.behind_gate(public)
     status.gate_open = private is not None and pipe.behind_gate(public) == private
     if running is not None:
+        status.serves = list(running.devices)
         wished_devices = tuple(device.uuid for device in devices)
         if running.pipe_directory.parent != public:
             status.restart_needed = f"the daemon serves {running.pipe_directory.parent}, wished {public}"
