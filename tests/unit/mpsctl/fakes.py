@@ -361,9 +361,9 @@ class Host:
 
     # -- the wish
 
-    def conf(self, name: str = "0", **values: object) -> str:
+    def conf(self, name: str = "0", more: Optional[Mapping[str, object]] = None, **values: object) -> str:
         """The text of an instance's file; keys by their names in it, None leaves one out."""
-        wished: dict[str, object] = {"GPUs": "%i", "PipeDirectory": f"{self.pipe_root}/%i", **values}
+        wished = {"GPUs": "%i", "PipeDirectory": f"{self.pipe_root}/%i", **(more or {}), **values}
         sections = {
             "Instance": ("GPUs", "PipeDirectory", "ComputeMode"),
             "Limits": ("DeviceMemoryLimit", "ActiveThreadPercentage", "ClientPriority"),
@@ -379,7 +379,7 @@ class Host:
         """Write an instance's file; its public pipe directory."""
         path = self.places.conf(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.conf(name, **values))
+        path.write_text(self.conf(name, values))
         return self.pipe_root / name
 
     # -- processes

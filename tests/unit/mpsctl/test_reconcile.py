@@ -1,0 +1,559 @@
+"""reconcile: a host is brought into the wished state in one call, or told what would be done."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+from fakes import Host, h200, split_by_mig, uuid
+from mpsctl.acts import reconcile
+from mpsctl.acts.reconcile import Answer, Request
+from mpsctl.outside import hardware
+from mpsctl.values.errors import BadValue
+
+MIB = 1 << 20
+UNIT_TEXT = "# Managed by mps-fleet\n[Service]\nExecStart=@NVIDIA_CUDA_MPS_CONTROL@ -f\n"
+
+
+class Fleet:
+    """A request as the role makes it, for one host."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.unit = host.places.units / "mps-control@.service"
+        self.program = host.places.root / "sent-by-ansible"
+        self.program.write_bytes(b"the program")
+        self.unit_text = UNIT_TEXT
+
+    def request(self, confs: dict[str, str], per_gpu: Optional[str] = None) -> Request:
+        return Request.from_json(
+            {
+                "format": 1,
+                "files": [{"path": str(self.unit), "content": self.unit_text, "mode": "0644"}],
+                "instances": [{"name": name, "conf": conf} for name, conf in confs.items()],
+                "instance_per_gpu": per_gpu,
+            }
+        )
+
+    def run(self, check: bool, confs: dict[str, str], per_gpu: Optional[str] = None) -> Answer:
+        """Instances by name: ``_0`` stands for 0, which is no name for an argument."""
+        named = {name.lstrip("_"): conf for name, conf in confs.items()}
+        return reconcile.reconcile(self.host.world, self.request(named, per_gpu), check, self.program)
+
+    def converge(self, **confs: str) -> Answer:
+        return self.run(False, confs)
+
+    def check(self, **confs: str) -> Answer:
+        return self.run(True, confs)
+
+
+@pytest.fixture
+def fleet(host: Host) -> Fleet:
+    return Fleet(host)
+
+
+def conf(fleet: Fleet, name: str = "0", **values: object) -> str:
+    wished = {"DeviceMemoryLimit": "4G", "ComputeMode": "exclusive_process", **values}
+    return fleet.host.conf(name, wished)
+
+
+# -- the first time
+
+
+def test_a_bare_host_gets_program_unit_and_instances_and_they_run(fleet: Fleet) -> None:
+    answer = fleet.converge(_0=conf(fleet), _1=conf(fleet, "1"))
+    assert answer.error is None
+    assert answer.changed
+    places = fleet.host.places
+    assert places.program.read_bytes() == b"the program"
+    assert places.program.stat().st_mode & 0o7777 == 0o755
+    assert fleet.unit.read_text() == UNIT_TEXT.replace("@NVIDIA_CUDA_MPS_CONTROL@", "/usr/bin/nvidia-cuda-mps-control")
+    for name in ("0", "1"):
+        assert fleet.host.running(name).limits == {"0": 4096 * MIB}
+        assert answer.instances[name]["as_wished"]
+    assert fleet.host.systemd.acts == [
+        "daemon-reload",
+        "enable mps-control@0.service mps-control@1.service",
+        "start mps-control@0.service mps-control@1.service",
+    ]
+
+
+def test_what_is_done_is_what_is_listed(fleet: Fleet) -> None:
+    answer = fleet.converge(_0=conf(fleet))
+    assert answer.actions == [
+        f"install {fleet.host.places.program}",
+        f"write {fleet.unit}",
+        f"write {fleet.host.places.conf('0')}",
+        "enable mps-control@0.service",
+        "start mps-control@0.service",
+    ]
+    assert [entry["after_header"] for entry in answer.diff[1:3]] == [
+        str(fleet.unit),
+        str(fleet.host.places.conf("0")),
+    ]
+
+
+def test_with_check_a_bare_host_is_told_the_same_and_nothing_changes(fleet: Fleet) -> None:
+    before = fleet.host.snapshot()
+    told = fleet.check(_0=conf(fleet))
+    assert fleet.host.snapshot() == before
+    assert fleet.host.systemd.acts == []
+    assert fleet.host.nvml.modes_set == []
+    assert told.changed
+    done = fleet.converge(_0=conf(fleet))
+    assert (told.actions, told.diff) == (done.actions, done.diff)
+
+
+def test_a_second_run_changes_nothing(fleet: Fleet) -> None:
+    fleet.converge(_0=conf(fleet))
+    before, acts = fleet.host.snapshot(), list(fleet.host.systemd.acts)
+    answer = fleet.converge(_0=conf(fleet))
+    assert not answer.changed
+    assert answer.actions == []
+    assert answer.diff == []
+    assert fleet.host.snapshot() == before
+    assert fleet.host.systemd.acts == acts
+
+
+def test_one_instance_per_gpu(fleet: Fleet) -> None:
+    answer = fleet.run(False, {}, per_gpu=fleet.host.conf("of each GPU", DeviceMemoryLimit="20%"))
+    assert answer.error is None
+    assert list(answer.instances) == ["0", "1", "2", "3"]
+    for name in "0123":
+        assert fleet.host.running(name).limits == {"0": 28_754 * MIB}
+
+
+def test_modes_are_those_that_are_wished_whatever_the_umask(fleet: Fleet) -> None:
+    before = os.umask(0o077)
+    try:
+        fleet.converge(_0=conf(fleet))
+    finally:
+        os.umask(before)
+    for path in (fleet.unit, fleet.host.places.conf("0")):
+        assert path.stat().st_mode & 0o7777 == 0o644
+        assert path.parent.stat().st_mode & 0o7777 == 0o755
+
+
+def test_a_mode_changed_by_hand_is_a_difference(fleet: Fleet) -> None:
+    fleet.converge(_0=conf(fleet))
+    fleet.host.places.conf("0").chmod(0o600)
+    assert fleet.converge(_0=conf(fleet)).changed
+    assert fleet.host.places.conf("0").stat().st_mode & 0o7777 == 0o644
+
+
+# -- refusals: nothing is changed
+
+
+def refused(fleet: Fleet, **confs: str) -> str:
+    before = fleet.host.snapshot()
+    answer = fleet.converge(**confs)
+    assert fleet.host.snapshot() == before
+    assert fleet.host.systemd.acts == []
+    assert not answer.changed
+    assert answer.refused is not None
+    assert "\n" not in answer.refused
+    return answer.refused
+
+
+def test_a_gpu_that_the_host_lacks_is_refused_with_what_it_has(fleet: Fleet) -> None:
+    text = refused(fleet, _0=conf(fleet), _9=conf(fleet, "9"))
+    assert text.startswith("mps_instances: found GPU 9, expected one of this host's: 0 = ")
+
+
+@pytest.mark.parametrize(
+    ("values", "variable"),
+    [
+        ({"DeviceMemoryLimit": "20"}, "mps_device_memory_limit"),
+        ({"DeviceMemoryLimit": "141G"}, "mps_device_memory_limit"),
+        ({"ActiveThreadPercentage": "101"}, "mps_active_thread_percentage"),
+        ({"ClientPriority": "2"}, "mps_client_priority"),
+        ({"ComputeMode": "exclusive"}, "mps_compute_mode"),
+        ({"PipeDirectory": "/tmp/mps"}, "mps_pipe_root"),
+        ({"DriverTimeoutSec": "0"}, "mps_driver_timeout_s"),
+        ({"StopTimeoutSec": "0"}, "mps_stop_timeout_s"),
+        ({"GPUs": "one"}, "mps_instances"),
+    ],
+)
+def test_a_bad_value_is_refused_under_the_roles_variable(
+    fleet: Fleet, values: dict[str, object], variable: str
+) -> None:
+    assert refused(fleet, _0=conf(fleet, "0", **values)).startswith(f"{variable}: found ")
+
+
+def test_two_instances_on_one_gpu_under_two_names_are_refused(fleet: Fleet) -> None:
+    text = refused(fleet, a=conf(fleet, "a", GPUs="0"), b=conf(fleet, "b", GPUs=f"1 {uuid(0)}"))
+    assert text.startswith(f"mps_instances: found GPU {uuid(0)} in the instances 'a' and 'b'")
+
+
+def test_exclusive_process_on_a_mig_device_is_refused(fleet: Fleet) -> None:
+    fleet.host.nvml.all[2] = split_by_mig(2)
+    text = refused(fleet, m=conf(fleet, "m", GPUs=uuid(300, "MIG")))
+    assert text.startswith("mps_compute_mode: found exclusive_process on MIG device")
+
+
+def test_a_host_without_gpus_is_refused_where_each_gpu_should_have_one(fleet: Fleet) -> None:
+    fleet.host.nvml.all.clear()
+    answer = fleet.run(False, {}, per_gpu=fleet.host.conf())
+    assert answer.refused == (
+        "mps_instances: found no GPU on this host, expected one instance per GPU; look at `nvidia-smi`, or take the"
+        " host out"
+    )
+
+
+def test_one_refused_instance_keeps_the_others_unchanged_too(fleet: Fleet) -> None:
+    fleet.converge(_0=conf(fleet))
+    fleet.host.systemd.acts.clear()
+    refused(fleet, _0=conf(fleet, DeviceMemoryLimit="6G"), _1=conf(fleet, "1", DeviceMemoryLimit="20"))
+    assert fleet.host.running().limits == {"0": 4096 * MIB}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        [],
+        {},
+        {"format": 2, "files": []},
+        {"format": 1},
+        {"format": 1, "files": [{"path": "/x"}]},
+        {"format": 1, "files": [], "instances": [{"name": "0"}]},
+        {"format": 1, "files": [{"path": "/x", "content": "", "mode": "rw-r--r--"}]},
+    ],
+)
+def test_a_request_of_another_form_is_refused(data: Any) -> None:
+    with pytest.raises(BadValue, match="a request that is not of format 1"):
+        Request.from_json(data)
+
+
+# -- what is missing
+
+
+@pytest.mark.parametrize("what", ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"])
+def test_a_missing_binary_is_named_before_anything_is_changed(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(hardware, "binary", lambda name: None if name == what else Path("/usr/bin") / name)
+    before = fleet.host.snapshot()
+    answer = fleet.converge(_0=conf(fleet))
+    assert answer.missing is not None
+    assert answer.missing["what"] == what
+    assert "mps_package" in answer.missing["message"]
+    assert not answer.changed
+    assert fleet.host.snapshot() == before
+
+
+def test_a_driver_that_does_not_answer_is_an_error_and_nothing_is_changed(fleet: Fleet) -> None:
+    fleet.host.nvml.driver_up = False
+    before = fleet.host.snapshot()
+    answer = fleet.converge(_0=conf(fleet))
+    assert "Driver Not Loaded" in str(answer.error)
+    assert not answer.changed
+    assert fleet.host.snapshot() == before
+
+
+# -- changes
+
+
+def test_a_new_limit_goes_in_force_by_a_reload_and_nothing_is_restarted(fleet: Fleet) -> None:
+    fleet.converge(_0=conf(fleet))
+    daemon = fleet.host.running()
+    server = daemon.start_server(9001, clients=[4242])
+    fleet.host.systemd.acts.clear()
+    answer = fleet.converge(_0=conf(fleet, DeviceMemoryLimit="6G"))
+    assert answer.error is None
+    assert fleet.host.systemd.acts == ["reload mps-control@0.service"]
+    assert fleet.host.running() is daemon
+    assert daemon.limits == server.limits == {"0": 6144 * MIB}
+    assert any("wished 6144 MiB" in action for action in answer.actions)
+
+
+def test_a_limit_changed_on_the_host_by_hand_is_brought_back(fleet: Fleet) -> None:
+    fleet.converge(_0=conf(fleet))
+    fleet.host.running().limits["0"] = 0
+    assert fleet.converge(_0=conf(fleet)).changed
+    assert fleet.host.running().limits == {"0": 4096 * MIB}
+
+
+def test_a_new_timeout_is_written_and_disturbs_nobody(fleet: Fleet) -> None:
+    fleet.converge(_0=conf(fleet))
+    fleet.host.systemd.acts.clear()
+    answer = fleet.converge(_0=conf(fleet, StopTimeoutSec=60))
+    assert answer.actions == [f"write {fleet.host.places.conf('0')}"]
+    assert fleet.host.systemd.acts == []
+
+
+def test_a_new_unit_is_loaded_and_disturbs_nobody(fleet: Fleet) -> None:
+    fleet.converge(_0=conf(fleet))
+    fleet.host.systemd.acts.clear()
+    fleet.unit_text += "# another line\n"
+    answer = fleet.converge(_0=conf(fleet))
+    assert answer.actions == [f"write {fleet.unit}"]
+    assert fleet.host.systemd.acts == ["daemon-reload"]
+
+
+def test_units_that_systemd_has_not_read_yet_are_loaded(fleet: Fleet) -> None:
+    fleet.converge(_0=conf(fleet))
+    fleet.host.systemd.acts.clear()
+    fleet.host.systemd.unit("mps-control@0.service").stale = True
+    assert fleet.converge(_0=conf(fleet)).actions == ["reload systemd's units"]
+    assert fleet.host.systemd.acts == ["daemon-reload"]
+    assert not fleet.converge(_0=conf(fleet)).changed
+
+
+def test_another_gpu_needs_a_restart_and_gets_one_where_nobody_is_disturbed(fleet: Fleet) -> None:
+    fleet.converge(a=conf(fleet, "a", GPUs="0"))
+    fleet.host.systemd.acts.clear()
+    answer = fleet.converge(a=conf(fleet, "a", GPUs="1"))
+    assert answer.error is None
+    assert fleet.host.systemd.acts == ["restart mps-control@a.service"]
+    assert answer.instances["a"]["gpus"][0]["uuid"] == uuid(1)
+
+
+def test_the_gpu_that_an_instance_has_left_gets_its_compute_mode_back(fleet: Fleet) -> None:
+    fleet.converge(a=conf(fleet, "a", GPUs="0"))
+    fleet.converge(a=conf(fleet, "a", GPUs="1"))
+    assert [fleet.host.nvml.gpu(index).compute_mode for index in (0, 1)] == ["default", "exclusive_process"]
+
+
+def test_clients_in_the_way_of_a_restart_are_left_alone_and_named(fleet: Fleet) -> None:
+    fleet.converge(a=conf(fleet, "a", GPUs="0"))
+    daemon = fleet.host.running("a")
+    client = fleet.host.process("python3", "python3 serve.py", {}, uid=1000)
+    daemon.start_server(9001, clients=[client])
+    fleet.host.systemd.acts.clear()
+    answer = fleet.converge(a=conf(fleet, "a", GPUs="1"))
+    assert answer.error is None
+    assert fleet.host.systemd.acts == []
+    assert fleet.host.running("a") is daemon
+    (pending,) = answer.pending
+    assert pending["instance"] == "a"
+    assert f"wished {uuid(1)}" in pending["why"]
+    assert pending["clients"] == [{"pid": client, "uid": 1000, "command": "python3 serve.py"}]
+
+
+def test_what_is_pending_is_done_once_the_clients_are_gone(fleet: Fleet) -> None:
+    fleet.converge(a=conf(fleet, "a", GPUs="0"))
+    fleet.host.running("a").start_server(9001, clients=[4242])
+    wished = conf(fleet, "a", GPUs="1")
+    fleet.converge(a=wished)
+    assert fleet.converge(a=wished).pending
+    assert not fleet.converge(a=wished).changed
+    fleet.host.running("a").servers[9001].clients.clear()
+    answer = fleet.converge(a=wished)
+    assert answer.pending == []
+    assert answer.instances["a"]["gpus"][0]["uuid"] == uuid(1)
+
+
+def test_a_gpu_whose_clients_wait_keeps_its_compute_mode_while_others_move(fleet: Fleet) -> None:
+    """In another mode any process could use it beside them."""
+    fleet.converge(a=conf(fleet, "a", GPUs="0"), b=conf(fleet, "b", GPUs="1"))
+    fleet.host.running("a").start_server(9001, clients=[4242])
+    answer = fleet.converge(a=conf(fleet, "a", GPUs="2"), b=conf(fleet, "b", GPUs="3"))
+    assert [entry["instance"] for entry in answer.pending] == ["a"]
+    assert fleet.host.nvml.gpu(0).compute_mode == "exclusive_process"
+    assert fleet.host.nvml.gpu(1).compute_mode == "default"
+
+
+def test_a_gpu_whose_clients_wait_gets_no_second_daemon(fleet: Fleet) -> None:
+    fleet.converge(a=conf(fleet, "a", GPUs="0"), b=conf(fleet, "b", GPUs="1"))
+    fleet.host.running("a").start_server(9001, clients=[4242])
+    fleet.host.systemd.acts.clear()
+    wished = {"a": conf(fleet, "a", GPUs="2"), "b": conf(fleet, "b", GPUs="0"), "c": conf(fleet, "c", GPUs="1")}
+    answer = fleet.converge(**wished)
+    assert answer.error is None
+    assert [(entry["instance"], entry["clients"][0]["pid"]) for entry in answer.pending] == [
+        ("a", 4242),
+        ("b", 4242),
+        ("c", 4242),
+    ]
+    assert "the instance 'a' still serves GPU 0" in answer.pending[1]["why"]
+    assert fleet.host.systemd.acts == ["enable mps-control@c.service"]
+    fleet.host.running("a").servers.clear()
+    answer = fleet.converge(**wished)
+    assert (answer.error, answer.pending) == (None, [])
+    assert [answer.instances[name]["gpus"][0]["index"] for name in "abc"] == [2, 0, 1]
+
+
+def test_the_gpu_of_an_instance_that_is_no_longer_wished_gets_no_second_daemon_either(fleet: Fleet) -> None:
+    fleet.converge(old=conf(fleet, "old", GPUs="0"))
+    fleet.host.running("old").start_server(9001, clients=[4242])
+    answer = fleet.converge(new=conf(fleet, "new", GPUs="0"))
+    assert [entry["instance"] for entry in answer.pending] == ["old", "new"]
+    assert fleet.host.systemd.unit("mps-control@new.service").main_pid == 0
+
+
+def test_an_instance_that_died_is_started_again(fleet: Fleet) -> None:
+    fleet.converge(_0=conf(fleet))
+    fleet.host.kill(fleet.host.running().pid)
+    unit = fleet.host.systemd.unit("mps-control@0.service")
+    unit.active_state, unit.main_pid = "failed", 0
+    answer = fleet.converge(_0=conf(fleet))
+    assert answer.actions == ["start mps-control@0.service"]
+    assert answer.instances["0"]["as_wished"]
+
+
+def test_a_newer_program_is_installed_and_an_equal_one_is_not(fleet: Fleet) -> None:
+    fleet.converge(_0=conf(fleet))
+    fleet.program.write_bytes(b"another program")
+    answer = fleet.converge(_0=conf(fleet))
+    assert answer.actions == [f"install {fleet.host.places.program}"]
+    assert answer.diff[0]["before"].startswith("sha256 ")
+    assert fleet.host.places.program.read_bytes() == b"another program"
+
+
+# -- instances that are no longer wished
+
+
+def test_an_instance_of_ours_that_is_no_longer_wished_is_stopped_and_removed(fleet: Fleet) -> None:
+    fleet.converge(_0=conf(fleet), _1=conf(fleet, "1"))
+    fleet.host.systemd.acts.clear()
+    answer = fleet.converge(_0=conf(fleet))
+    assert answer.actions == ["stop and remove mps-control@1.service"]
+    assert fleet.host.systemd.acts == ["disable mps-control@1.service", "stop mps-control@1.service"]
+    assert not fleet.host.places.conf("1").exists()
+    assert fleet.host.nvml.gpu(1).compute_mode == "default"
+    assert not fleet.converge(_0=conf(fleet)).changed
+
+
+def test_with_check_an_instance_that_is_no_longer_wished_is_told_and_stays(fleet: Fleet) -> None:
+    fleet.converge(_0=conf(fleet), _1=conf(fleet, "1"))
+    before = fleet.host.snapshot()
+    answer = fleet.check(_0=conf(fleet))
+    assert answer.actions == ["stop and remove mps-control@1.service"]
+    assert fleet.host.snapshot() == before
+
+
+def test_an_instance_that_is_no_longer_wished_waits_for_its_clients(fleet: Fleet) -> None:
+    fleet.converge(_0=conf(fleet), _1=conf(fleet, "1"))
+    fleet.host.running("1").start_server(9001, clients=[4242])
+    answer = fleet.converge(_0=conf(fleet))
+    assert [(entry["instance"], entry["why"]) for entry in answer.pending] == [
+        ("1", "the instance is no longer wished")
+    ]
+    assert fleet.host.places.conf("1").exists()
+    assert not answer.changed
+
+
+def test_a_file_in_etc_mps_that_is_not_ours_is_left_alone(fleet: Fleet) -> None:
+    path = fleet.host.places.conf("by-hand")
+    path.parent.mkdir(parents=True)
+    path.write_text("[Instance]\nGPUs=3\n")
+    answer = fleet.converge(_0=conf(fleet))
+    assert answer.error is None
+    assert path.read_text() == "[Instance]\nGPUs=3\n"
+    assert not any("by-hand" in act for act in fleet.host.systemd.acts)
+
+
+def test_a_gpu_goes_over_from_an_instance_that_is_no_longer_wished(fleet: Fleet) -> None:
+    fleet.converge(old=conf(fleet, "old", GPUs="0"))
+    fleet.host.systemd.acts.clear()
+    answer = fleet.converge(new=conf(fleet, "new", GPUs="0"))
+    assert answer.error is None
+    acts = fleet.host.systemd.acts
+    assert acts.index("stop mps-control@old.service") < acts.index("start mps-control@new.service")
+    assert fleet.host.nvml.gpu(0).compute_mode == "exclusive_process"
+
+
+# -- failures
+
+
+def test_a_write_that_fails_leaves_no_half_written_file_and_says_so(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet.converge(_0=conf(fleet))
+    before = {path: about[3] for path, about in fleet.host.snapshot().items()}
+    sync = os.fsync
+    calls = []
+
+    def full(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) > 2:  # the program and its directory go through, the first file does not
+            raise OSError(28, "No space left on device")
+        sync(descriptor)
+
+    fleet.program.write_bytes(b"another program")
+    fleet.unit_text += "# another line\n"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        answer = fleet.converge(_0=conf(fleet, DeviceMemoryLimit="6G"))
+    assert "No space left" in str(answer.error)
+    after = {path: about[3] for path, about in fleet.host.snapshot().items()}
+    assert after == {
+        **before,
+        str(fleet.program): b"another program",
+        str(fleet.host.places.program): b"another program",
+    }
+    assert fleet.host.running().limits == {"0": 4096 * MIB}
+
+
+def test_an_interrupted_run_converges_when_run_again(fleet: Fleet) -> None:
+    fleet.host.systemd.fails["daemon-reload"] = "Failed to reload daemon: Connection timed out"
+    answer = fleet.converge(_0=conf(fleet))
+    assert answer.error == "systemctl daemon-reload: Failed to reload daemon: Connection timed out"
+    fleet.host.systemd.fails.clear()
+    answer = fleet.converge(_0=conf(fleet))
+    assert answer.error is None
+    assert answer.instances["0"]["as_wished"]
+
+
+def test_what_does_not_come_up_is_reported_with_the_last_words_of_its_journal(fleet: Fleet) -> None:
+    fleet.host.nvml.refuses = "Insufficient Permissions"
+    answer = fleet.converge(_0=conf(fleet))
+    assert "mps-control@0.service is inactive" in str(answer.error)
+    assert "its journal ends: the last words of mps-control@0.service" in str(answer.error)
+    assert "\n" not in str(answer.error)
+
+
+def test_one_instance_that_fails_does_not_keep_the_others_down(fleet: Fleet) -> None:
+    fleet.host.nvml.all[0] = h200(0, compute_mode=None)
+    answer = fleet.converge(_0=conf(fleet), _1=conf(fleet, "1"))
+    assert "mps-control@0.service" in str(answer.error)
+    assert answer.instances["1"]["as_wished"]
+
+
+def test_nothing_is_reported_done_that_does_not_read_back(fleet: Fleet) -> None:
+    fleet.converge(_0=conf(fleet))
+    fleet.host.running().deaf_to = "set_"
+    answer = fleet.converge(_0=conf(fleet, DeviceMemoryLimit="6G"))
+    assert "the daemon shows 4G, wished 6144 MiB" in str(answer.error)
+
+
+def test_a_problem_of_systemd_that_left_everything_as_wished_is_a_warning(fleet: Fleet) -> None:
+    fleet.converge(_0=conf(fleet))
+    fleet.host.systemd.unit("mps-control@0.service").enabled = False
+    carry_out = fleet.host.systemd.act
+
+    def grumbling(verb: str, units: object = ()) -> Optional[str]:
+        carry_out(verb, units)  # type: ignore[arg-type]
+        return "a warning of systemctl"
+
+    fleet.host.systemd.act = grumbling  # type: ignore[method-assign]
+    answer = fleet.converge(_0=conf(fleet))
+    assert answer.error is None
+    assert answer.warnings == ["a warning of systemctl"]
+
+
+def test_a_gpu_older_than_volta_is_warned_about(fleet: Fleet) -> None:
+    fleet.host.nvml.all[3] = h200(3, name="Tesla P4", compute_capability=(6, 1))
+    answer = fleet.converge(_0=conf(fleet))
+    assert any("Tesla P4" in warning and "older than Volta" in warning for warning in answer.warnings)
+
+
+def test_the_answer_is_plain_data_of_format_1(fleet: Fleet) -> None:
+    data = fleet.converge(_0=conf(fleet)).as_json()
+    assert data["format"] == 1
+    assert set(data) >= {
+        "check",
+        "changed",
+        "refused",
+        "missing",
+        "error",
+        "diff",
+        "actions",
+        "pending",
+        "instances",
+        "warnings",
+        "host",
+    }
