@@ -62,6 +62,8 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Do what the command line says; returns the exit code."""
     options = _parser().parse_args(arguments)
+    # the modes of what is written here show in the hosts
+    os.umask(0o022)
     try:
         _do(options, places())
     except LabError as error:

@@ -66,7 +66,6 @@ static bool state_write(const struct device *gpu, const struct state *state) {
         return false;
     bool written = dprintf(file, "compute_mode=%u\npersistence=%d\nmig=%d\nmig_pending=%d\nlost=%d\n",
                            state->compute_mode, state->persistence, state->mig, state->mig_pending, state->lost) > 0;
-    /* whatever the caller's umask is: all processes of the host read this */
     written = fchmod(file, 0644) == 0 && written;
     written = close(file) == 0 && written;
     return written && rename(new_path, path) == 0;
@@ -75,7 +74,8 @@ static bool state_write(const struct device *gpu, const struct state *state) {
 bool state_change(const struct device *gpu, void (*change)(struct state *, unsigned), unsigned value) {
     char path[PATH_BYTES];
     snprintf(path, sizeof path, "%s/nvml", run_directory());
-    if (mkdir(path, 0755) != 0 && errno != EEXIST)
+    /* whatever the caller's umask is: all processes of the host read what lies here */
+    if (mkdir(path, 0755) == 0 ? chmod(path, 0755) != 0 : errno != EEXIST)
         return false;
     snprintf(path, sizeof path, "%s/nvml/lock", run_directory());
     int lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);

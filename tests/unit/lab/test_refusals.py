@@ -1,0 +1,117 @@
+"""Where the lab cannot run, or is asked for what it cannot do, it says so in one line and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from mpslab import cgroups, cli, machine, processes
+from mpslab.errors import LabError
+from mpslab.places import Places
+
+
+@pytest.fixture(autouse=True)
+def lab_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MPS_LAB_DIR", str(tmp_path / "lab"))
+    return tmp_path / "lab"
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert cli.main(arguments) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.mark.parametrize("verb", [("up",), ("down",), ("roots",), ("gpu", "lab-01", "vanish", "0")])
+def test_without_root(
+    verb: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, lab_directory: Path
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "found user id 1000, the lab needs root" in refusal(capsys, *verb)
+    assert not lab_directory.exists()
+
+
+def test_on_another_architecture(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    assert "found Linux on riscv64" in refusal(capsys, "up")
+
+
+def test_missing_packages_are_named_as_apt_knows_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda tool, **_: None if tool in ("systemd-nspawn", "gcc") else tool)
+    line = refusal(capsys, "up")
+    assert "apt-get install" in line
+    assert {"systemd-container", "gcc", "libc6-dev"} <= set(line.replace(";", "").split())
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(3, "not permitted"), (4, "overlay mounts do not work"), (5, "cgroup2"), (1, "mount namespaces")],
+)
+def test_where_mounts_do_not_work(code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> str:
+        raise LabError(f"unshare ended with {code}: no message")
+
+    monkeypatch.setattr(machine, "missing_packages", list)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(processes, "run", fail)
+    with pytest.raises(LabError, match=words):
+        machine.check(Places(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--hosts", "0"), "--hosts 0, expected 1 to 240"),
+        (("--gpus", "17"), "--gpus 17, expected 0 to 16"),
+        (("--prefix", "Lab_1"), "--prefix Lab_1"),
+        (("--mig", "9g"), "MIG profile 9g"),
+        (("--driver-delay", "-1"), "delay of -1 s"),
+    ],
+)
+def test_wishes_that_cannot_be(
+    arguments: tuple[str, ...],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "check", lambda _: None)
+    assert words in refusal(capsys, "up", *arguments)
+
+
+def test_a_host_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "found host name lab-07, the lab has no host" in refusal(capsys, "ssh", "lab-07", "true")
+
+
+def test_a_directory_that_overlay_options_cannot_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPS_LAB_DIR", "/tmp/a:b")
+    assert "MPS_LAB_DIR" in refusal(capsys, "list")
+
+
+def test_an_empty_lab_lists_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_a_process_with_a_reused_id_is_not_ours(tmp_path: Path) -> None:
+    processes.record(tmp_path / "ours")
+    assert processes.recorded(tmp_path / "ours") == os.getpid()
+    entry = json.loads((tmp_path / "ours").read_text())
+    (tmp_path / "other").write_text(json.dumps({**entry, "start_time_ticks": entry["start_time_ticks"] + 1}))
+    assert processes.recorded(tmp_path / "other") is None
+    assert processes.recorded(tmp_path / "absent") is None
+
+
+def test_cgroup2_is_found_under_either_layout() -> None:
+    old = "cgroup /sys/fs/cgroup/cpu cgroup rw 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n"
+    assert cgroups.hierarchy(old) == Path("/sys/fs/cgroup/unified")
+    assert cgroups.hierarchy("cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n") == Path("/sys/fs/cgroup")
+    assert cgroups.hierarchy("proc /proc proc rw 0 0\n") is None
