@@ -116,6 +116,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             "pending": answer.get("pending") or [],
             "instances": answer.get("instances") or {},
             "host": described,
+            "package": wanted if to_install and isinstance(wanted, str) else None,
             "package_vars": packages.vars_file(described) if to_install else None,
         }
         if check_mode or not look:

@@ -188,6 +188,21 @@ def test_a_missing_daemon_that_is_to_be_installed_is_a_change_in_check_mode(flee
 
 
 @pytest.mark.parametrize(
+    ("argument", "package"),
+    [("mps_package=true", None), ("mps_package=yes", None), ("mps_package=nvidia-x-580", "nvidia-x-580")],
+)
+def test_a_package_from_the_command_line(fleet: Fleet, argument: str, package: str | None) -> None:
+    """There everything is a text, so true must not become the name of a package."""
+    fleet.add("a", MISSING)
+    assert fleet.play("--check", "-e", argument).of(LOOK)["a"]["package"] == package
+
+
+def test_no_package_from_the_command_line(fleet: Fleet) -> None:
+    fleet.add("a", MISSING)
+    assert fleet.play("-e", "mps_package=false").message() == "found no nvidia-cuda-mps-control"
+
+
+@pytest.mark.parametrize(
     ("host", "line"),
     [
         ({"ID": "arch", "ID_LIKE": ""}, "a: mps_package: found true on the distribution 'arch'"),

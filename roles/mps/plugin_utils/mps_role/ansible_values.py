@@ -16,10 +16,17 @@ def of(
         if name not in host_vars:
             continue
         try:
-            values[name] = plain(template(host_vars[name]))
+            values[name] = _typed(name, plain(template(host_vars[name])))
         except Exception as error:  # templates of users may fail in any way; each becomes one line
             problems.append(f"{name}: found a template that fails, expected a value; {' '.join(str(error).split())}")
     return values, problems
+
+
+def _typed(name: str, value: Any) -> Any:
+    """What `-e mps_package=true` means: everything given in that way is a text."""
+    if name == f"{variables.PREFIX}package" and isinstance(value, str):
+        return {"true": True, "yes": True, "false": False, "no": False}.get(value.lower(), value)
+    return value
 
 
 def plain(value: Any) -> Any:
