@@ -28,6 +28,8 @@ from mpsctl.values.errors import NotReady
 _SENTINEL = "get_default_active_thread_percentage"
 _SENTINEL_ANSWER = re.compile(r"\d+\.\d+")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
+_TURN_PAUSE_S = 0.02
+"""Between two looks at our own lock: a turn takes a few milliseconds, and who looks seldom is overtaken."""
 
 
 class NotServed(NotReady):
@@ -118,18 +120,16 @@ class FrontEnd:
             yield
             return
         try:
-            pause_s = _FIRST_PAUSE_S
             while True:
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if time.monotonic() + pause_s >= end:
+                    if time.monotonic() + _TURN_PAUSE_S >= end:
                         raise NotServed(
                             f"another mpsctl holds the control daemon on {self._pipe_directory}; {self._holders()}"
                         ) from None
-                    time.sleep(pause_s)
-                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                    time.sleep(_TURN_PAUSE_S)
             yield
         finally:
             os.close(descriptor)
