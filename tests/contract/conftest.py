@@ -1,0 +1,49 @@
+"""NVIDIA's own control daemons, and hosts on which only they are real."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+from mpslab.places import places
+from real_daemon import RealDaemonHost, Running, Starter, short_directory
+
+CONTROL_DAEMON = "nvidia-cuda-mps-control"
+
+
+@pytest.fixture(scope="session", params=["535", "550", "555"])
+def version(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture(scope="session")
+def binary(version: int) -> Path:
+    """The daemon of that version among the lab's parts. That it is not there is a failure, never a skip."""
+    found = sorted(places().daemons.glob(f"{version}.*/usr/bin/{CONTROL_DAEMON}"))
+    if not found:
+        pytest.fail(
+            f"found no control daemon {version} in {places().daemons}, expected the lab's; run `make setup lab-parts`",
+            pytrace=False,
+        )
+    return found[-1]
+
+
+@pytest.fixture
+def start(binary: Path) -> Iterator[Starter]:
+    with ExitStack() as stack:
+        root = stack.enter_context(short_directory())
+        yield Starter(binary, root, stack)
+
+
+@pytest.fixture(scope="module")
+def daemon(binary: Path) -> Iterator[Running]:
+    """One daemon for all tests of a version that do not mind what it was told before."""
+    with short_directory() as root, ExitStack() as stack:
+        yield Starter(binary, root, stack)(root / "pipe")
+
+
+@pytest.fixture
+def host(start: Starter) -> RealDaemonHost:
+    return RealDaemonHost(start)
