@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Iterator
 
 import pytest
+
 from mpslab.places import places
 from real_daemon import RealDaemonHost, Running, Starter, short_directory
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Iterator, Optional
 
 import pytest
-from fakes import FakeDaemon
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from fakes import FakeDaemon
 from mpsctl.acts import apply, stop
 from mpsctl.outside import daemon as control
 from mpsctl.outside import pipe, procfs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from mpslab import hosts, models
 from mpslab.errors import LabError
 

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from mpslab import cgroups, cli, machine, processes
 from mpslab.errors import LabError
 from mpslab.places import Places

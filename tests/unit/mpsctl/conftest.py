@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Iterator
 
 import pytest
+
 from fakes import Host, h200
 from mpsctl.outside import hardware, procfs
 

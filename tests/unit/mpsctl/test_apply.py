@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Optional
 
 import pytest
+
 from fakes import FakeDaemon, Host, h200, split_by_mig, uuid
 from mpsctl.acts import apply, prepare
 from mpsctl.state import record

@@ -25,7 +25,9 @@ def test_a_good_value_only_lowers(value: Optional[str]) -> None:
     assert escape(value) is None
 
 
-@pytest.mark.parametrize("value", ["0=1G,1=1G", "1=1G", "1G", "", "''0=1G''", "0=1.5G", "0=20%", "0=1073741824", "0=0G"])
+@pytest.mark.parametrize(
+    "value", ["0=1G,1=1G", "1=1G", "1G", "", "''0=1G''", "0=1.5G", "0=20%", "0=1073741824", "0=0G"]
+)
 def test_each_escape_is_named(value: str) -> None:
     named = escape(value)
     assert named is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from fakes import Host, h200, split_by_mig, uuid
 from mpsctl.state import configuration
 from mpsctl.values import quantity

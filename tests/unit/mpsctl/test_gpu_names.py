@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from fakes import h200, split_by_mig, uuid
 from mpsctl.values import gpu
 from mpsctl.values.errors import BadValue

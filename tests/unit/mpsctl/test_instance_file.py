@@ -7,6 +7,7 @@ from typing import Callable, Mapping, Optional
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mpsctl.values.errors import BadValue
 from mpsctl.values.instance import VARIABLES, Instance, check_gpus, from_values, parse_conf
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mpsctl.values.errors import BadValue
 from mpsctl.values.instance import (
     DAEMON_DIRECTORY_MAX_BYTES,

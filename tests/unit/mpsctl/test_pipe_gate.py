@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from fakes import Host
 from mpsctl.outside import files, pipe
 from mpsctl.values.instance import PRIVATE_NAME_BYTES

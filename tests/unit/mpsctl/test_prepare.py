@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from fakes import Host, h200, split_by_mig, uuid
 from mpsctl.acts import prepare
 from mpsctl.outside import hardware

@@ -7,9 +7,10 @@ from decimal import Decimal
 from typing import Optional
 
 import pytest
-from fakes import H200_MIB, limit_bytes
 from hypothesis import example, given
 from hypothesis import strategies as st
+
+from fakes import H200_MIB, limit_bytes
 from mpsctl.values import quantity
 from mpsctl.values.errors import BadValue
 

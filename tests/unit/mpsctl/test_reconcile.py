@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 import pytest
+
 from fakes import Host, h200, split_by_mig, uuid
 from mpsctl.acts import reconcile
 from mpsctl.acts.reconcile import Answer, Request

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Optional
 
 import pytest
+
 from fakes import FakeDaemon, Host, h200, uuid
 from mpsctl.outside import procfs
 from mpsctl.proofs import client_environment, gpus, status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from fakes import Host, h200
 from mpsctl.acts import prepare, stop
 from mpsctl.state import record

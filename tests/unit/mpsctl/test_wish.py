@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Optional
 
 import pytest
-from fakes import H200_MIB, FakeDaemon, h200, split_by_mig, uuid
 from hypothesis import given
 from hypothesis import strategies as st
+
+from fakes import H200_MIB, FakeDaemon, h200, split_by_mig, uuid
 from mpsctl.state.record import InForce
 from mpsctl.state.wish import Wish, memory_of, steps
 from mpsctl.values import quantity

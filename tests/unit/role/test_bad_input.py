@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from fleet import Fleet
 
 LIMIT, PERCENT, INSTANCES = "mps_device_memory_limit", "mps_active_thread_percentage", "mps_instances"

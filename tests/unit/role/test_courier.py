@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from mps_role import courier
 
 ANSWER = json.dumps({"format": 1, "changed": False})

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from fleet import CONVERGE, FAKE, LOOK, REFUSE, Fleet
 
 

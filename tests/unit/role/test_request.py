@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from mps_role import request, variables
 from mpsctl.values.instance import parse_conf
 

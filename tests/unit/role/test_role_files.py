@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from mps_role import packages, variables
 
 PROJECT = Path(__file__).resolve().parents[3]
