@@ -7,23 +7,21 @@ import re
 import select
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Optional, Sequence
 
 from mpslab import cgroups, hosts, processes, supervisor
 from mpslab.errors import LabError
-from mpslab.places import SOURCE, Places
+from mpslab.places import Places
 
 
 def start(places: Places, host: hosts.Host) -> None:
     """Start the host's supervisor, detached from the caller in every way."""
     base = hosts.folder(places, host.name)
-    script = "import sys; sys.path.insert(0, sys.argv[1]); from mpslab import supervisor; supervisor.main(sys.argv[2])"
     with (base / "supervisor.log").open("wb") as log:
         subprocess.Popen(
-            ["unshare", "--mount", sys.executable, "-I", "-S", "-c", script, str(SOURCE), host.name],
+            supervisor.command("enter", host.name),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -41,9 +39,11 @@ def supervisor_pid(places: Places, name: str) -> Optional[int]:
 def leader_pid(places: Places, name: str) -> Optional[int]:
     """The machine's id of the host's own PID 1, or None (for a moment also during a reboot)."""
     behind = supervisor_pid(places, name)
-    for nspawn in processes.children(behind) if behind else ():
-        for leader in processes.children(nspawn):
-            return leader
+    while behind is not None:
+        below = next(iter(processes.children(behind)), None)
+        if processes.name(behind) == "systemd-nspawn":
+            return below
+        behind = below
     return None
 
 
@@ -99,7 +99,7 @@ def _last_words(places: Places, host: hosts.Host) -> str:
 
 
 def stop(places: Places, names: Sequence[str]) -> None:
-    """End hosts at once, as a loss of power would; nspawn and all in it die with their supervisor."""
+    """End hosts at once, as a loss of power would."""
     for name in names:
         processes.kill(hosts.folder(places, name) / supervisor.RECORD)
     for name in names:

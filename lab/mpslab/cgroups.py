@@ -16,12 +16,16 @@ _TOP = "mps-lab"
 
 
 def hierarchy(mounts: str) -> Optional[Path]:
-    """Where cgroup2 is mounted, by /proc/self/mounts; the supervisors mount it where the machine does not."""
+    """Where cgroup2 is mounted, by /proc/self/mounts; the supervisors mount it where the machine does not.
+
+    The last one counts: theirs hides an older one below it.
+    """
+    found = None
     for line in mounts.splitlines():
         words = line.split()
         if len(words) > 2 and words[2] == "cgroup2":
-            return Path(words[1])
-    return None
+            found = Path(words[1])
+    return found
 
 
 def _of_lab(places: Places) -> Optional[Path]:

@@ -84,6 +84,8 @@ def _do(options: argparse.Namespace, where: Places) -> None:
     elif options.verb == "down":
         # whatever else is missing by now, hosts can be removed
         machine.check_root()
+        if not where.base.is_dir():
+            return
         with fleet.lock(where):
             fleet.down(where, options.prefix)
     else:

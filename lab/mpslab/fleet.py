@@ -185,14 +185,17 @@ def _same(wished: hosts.Host, there: hosts.Host) -> hosts.Host:
 
 def down(places: Places, prefix: Optional[str] = None) -> None:
     """End and remove all hosts, or those of one prefix: by what lies there, whole or not, running or not."""
-    names = [path.name for path in places.hosts.glob("*") if path.is_dir()]
+    names = sorted(path.name for path in places.hosts.glob("*") if path.is_dir())
     going = [name for name in names if prefix is None or name.startswith(f"{prefix}-")]
     with step(f"removing {len(going)} host{'' if len(going) == 1 else 's'}"):
         boot.stop(places, going)
         for name in going:
             _remove(hosts.folder(places, name))
         shutil.rmtree(places.builds, ignore_errors=True)
-        if prefix is None:
+        left = hosts.load(places)
+        if left:
+            ssh.write_config(places, left)
+        else:
             cgroups.remove(places)
             with neighbours.alone(places) as others:
                 for path in (places.hosts, places.ssh):
@@ -200,8 +203,6 @@ def down(places: Places, prefix: Optional[str] = None) -> None:
                 if not others:
                     limits.put_back()
             _prune(places)
-        else:
-            ssh.write_config(places, hosts.load(places))
 
 
 def _remove(path: Path) -> None:

@@ -56,6 +56,14 @@ def children(pid: int) -> list[int]:
     return sorted(found)
 
 
+def name(pid: int) -> str:
+    """The name of a process, or nothing if there is none."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
 def record(path: Path) -> None:
     """Write down the calling process."""
     path.write_text(json.dumps({"pid": os.getpid(), "start_time_ticks": start_time(os.getpid())}))

@@ -1,7 +1,7 @@
 """The process behind one host: mounts its root where nobody else sees it, and boots it again whenever it reboots.
 
-It runs in a mount namespace of its own, so its mounts cannot outlive it, and nspawn dies with it: however this
-process ends, no host is left half there.
+It runs in a mount and a PID namespace of its own, so neither its mounts nor any process of the host can outlive
+it: however it ends, no host is left half there.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 from mpslab import cgroups, hosts, processes
+from mpslab.places import SOURCE
 from mpslab.places import places as lab_places
 
 REBOOT = 133
@@ -41,22 +43,38 @@ def nspawn_command(name: str, root: Path) -> list[str]:
     ]
 
 
-def main(name: str) -> int:
+def command(step: str, name: str) -> list[str]:
+    """How this module is run as a program: ``enter`` makes the namespaces, ``main`` works in them."""
+    script = (
+        f"import sys; sys.path.insert(0, sys.argv[1]); from mpslab import supervisor; supervisor.{step}(sys.argv[2])"
+    )
+    return [sys.executable, "-I", "-S", "-c", script, str(SOURCE), name]
+
+
+def enter(name: str) -> None:
+    """Become ``unshare``, whose only child is the supervisor, the first process of its PID namespace.
+
+    The kernel ends all processes of such a namespace with its first one, and ``--kill-child`` ends that one with
+    ``unshare``. So the recorded process stands for all of the host: nspawn alone would leave the host's systemd.
+    """
+    processes.record(hosts.folder(lab_places(), name) / RECORD)
+    os.execvp("unshare", ["unshare", "--mount-proc", "--pid", "--fork", "--kill-child=KILL", *command("main", name)])
+
+
+def main(name: str) -> None:
+    """Boot the host, again and again while it reboots."""
     places = lab_places()
     base = hosts.folder(places, name)
     os.umask(0o022)
-    processes.record(base / RECORD)
-    host = hosts.find(places, name)
-    _mount(base, host)
+    _mount(base, hosts.find(places, name))
     boot = 0
-    while True:
+    code = REBOOT
+    while code == REBOOT:
         boot += 1
         cgroups.remove(places, name)
         group = cgroups.create(places, name, boot)
         code = _boot(base, group, nspawn_command(name, base / "root"))
-        if code != REBOOT:
-            cgroups.remove(places, name)
-            return code
+    cgroups.remove(places, name)
 
 
 def _mount(base: Path, host: hosts.Host) -> None:
@@ -81,10 +99,10 @@ def _boot(base: Path, group: Path, command: list[str]) -> int:
     console = base / CONSOLE
     if console.exists() and console.stat().st_size > _CONSOLE_MAX_BYTES:
         console.unlink()
-    enter = 'echo $$ >"$1/cgroup.procs" && shift && exec "$@"'
+    move = 'echo $$ >"$1/cgroup.procs" && shift && exec "$@"'
     with console.open("ab") as log:
         return subprocess.run(
-            ["setpriv", "--pdeathsig", "KILL", "--", "sh", "-c", enter, "sh", str(group), *command],
+            ["sh", "-c", move, "sh", str(group), *command],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

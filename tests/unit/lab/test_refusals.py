@@ -53,7 +53,7 @@ def test_missing_packages_are_named_as_apt_knows_them(
 
 @pytest.mark.parametrize(
     ("code", "words"),
-    [(3, "not permitted"), (4, "overlay mounts do not work"), (5, "cgroup2"), (1, "mount namespaces")],
+    [(3, "not permitted"), (4, "overlay mounts do not work"), (5, "cgroup2"), (1, "namespaces do not work")],
 )
 def test_where_mounts_do_not_work(code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> str:
@@ -115,4 +115,5 @@ def test_cgroup2_is_found_under_either_layout() -> None:
     old = "cgroup /sys/fs/cgroup/cpu cgroup rw 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n"
     assert cgroups.hierarchy(old) == Path("/sys/fs/cgroup/unified")
     assert cgroups.hierarchy("cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n") == Path("/sys/fs/cgroup")
+    assert cgroups.hierarchy(old + "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n") == Path("/sys/fs/cgroup")
     assert cgroups.hierarchy("proc /proc proc rw 0 0\n") is None
