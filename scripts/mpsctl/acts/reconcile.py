@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence
 
 from mpsctl.acts import stop
-from mpsctl.outside import files, hardware, procfs, systemd
+from mpsctl.outside import bytecode, files, hardware, procfs, systemd
 from mpsctl.proofs import status as proofs
 from mpsctl.proofs.status import Status
 from mpsctl.state import configuration
@@ -356,18 +356,22 @@ def _hold_back(answer: Answer, name: str, why: str, clients: Sequence[int]) -> N
 def _carry_out(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) -> None:
     if plan.program is not None:
         files.write(world.places.program, plan.program.read_bytes(), 0o755)
+    # Before systemd calls the program many times at once.
+    bytecode.keep(world.places)
     for file in plan.files:
         files.write(file.path, file.content, file.mode)
+    problems = []
+    if plan.to_enable():
+        problems.append(world.systemd.act("enable", plan.to_enable()))
     stale = any(status.unit.get("needs_daemon_reload") for status in plan.statuses.values())
-    if stale or any(file.path.is_relative_to(world.places.units) for file in plan.files):
+    if stale or plan.to_enable() or any(file.path.is_relative_to(world.places.units) for file in plan.files):
         systemd.ensure(world.systemd.act("daemon-reload"), "systemctl daemon-reload")
     for name in plan.leftovers:
         if name not in plan.waiting:
             _remove(world, name)
-    problems = [
+    problems += [
         world.systemd.act(verb, units)
         for verb, units in (
-            ("enable", plan.to_enable()),
             ("start", [i.unit for i in plan.to_start() if i.name not in plan.waiting]),
             ("restart", [i.unit for i in plan.to_restart() if i.name not in plan.waiting]),
             ("reload", [i.unit for i in plan.to_reload()]),

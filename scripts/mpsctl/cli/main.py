@@ -9,7 +9,7 @@ import sys
 from typing import Any, Callable, Optional, Sequence
 
 from mpsctl import __version__
-from mpsctl.cli import build
+from mpsctl.values import build
 from mpsctl.values.errors import BadValue, MpsctlError, NotReady
 
 EXIT_CODES = """\
@@ -20,9 +20,12 @@ exit codes:
   3  something outside is not ready: driver, GPU, control daemon
   4  what was set does not read back as wished
   70 a fault of this program
+  255 condition: it cannot be told
 """
 
 _FAULT = 70
+_CANNOT_TELL = 255
+"""systemd takes 1 to 254 of a condition for a reason to skip, and does not try a skipped unit again."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -52,7 +55,7 @@ def _fail(options: argparse.Namespace, text: str, code: int) -> int:
     if getattr(options, "json", False):
         print(json.dumps({"error": text, "exit_code": code}))
     print(f"mpsctl {options.verb}: {text}", file=sys.stderr)
-    return code
+    return code if options.verb != "condition" else _CANNOT_TELL
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -246,14 +249,12 @@ def _reconcile(options: argparse.Namespace) -> int:
     world = _acting_world(options)
     request = reconcile.Request.from_json(wanted)
     answer = reconcile.reconcile(world, request, options.check, reconcile.own_file())
-    if not options.check and not (answer.refused or answer.missing or answer.error):
-        _keep_bytecode(world)
     _print_json({"program_differs": False, **answer.as_json()})
     return 1 if answer.error or answer.refused or answer.missing else 0
 
 
 def _keep_bytecode(world: Any) -> None:
-    from mpsctl.cli import bytecode
+    from mpsctl.outside import bytecode
 
     bytecode.keep(world.places)
 

@@ -79,7 +79,9 @@ class Systemctl:
         return (Path("/etc/systemd/system/multi-user.target.wants") / unit).is_symlink()
 
     def act(self, verb: str, units: Sequence[str] = ()) -> Optional[str]:
-        done = self._run("systemctl", "--no-ask-password", verb, *units, timeout_s=self._timeout_s)
+        # Enabling only makes links: the caller reloads systemd once for all that it changed.
+        options = ["--no-reload"] if verb == "enable" else []
+        done = self._run("systemctl", "--no-ask-password", *options, verb, *units, timeout_s=self._timeout_s)
         if done.returncode == 0:
             return None
         return _one_line(done.stderr or done.stdout) or f"systemctl {verb} ended with {done.returncode}"

@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from mpsctl.cli import build
+from mpsctl.values import build
 from mpsctl.values.places import Places
 
 
@@ -41,8 +41,8 @@ def keep(places: Places) -> None:
     try:
         with zipfile.ZipFile(program) as sources, zipfile.ZipFile(buffer, "w") as compiled:
             if (
-                "mpsctl/cli/build.py" not in sources.namelist()
-                or build.ID not in sources.read("mpsctl/cli/build.py").decode()
+                "mpsctl/values/build.py" not in sources.namelist()
+                or build.ID not in sources.read("mpsctl/values/build.py").decode()
             ):
                 return  # another build is installed than the one that runs
             for name in sources.namelist():
