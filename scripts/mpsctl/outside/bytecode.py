@@ -20,6 +20,15 @@ def path(cache: Path) -> Path:
     return cache / f"mpsctl-{build.ID}-{sys.implementation.cache_tag}.zip"
 
 
+def _believed(kept: Path) -> bool:
+    """Whether the start-up code would take it, as far as the file itself goes: root's, writable by nobody else."""
+    try:
+        found = kept.stat()
+    except OSError:
+        return False
+    return found.st_uid == 0 and not found.st_mode & 0o022
+
+
 def keep(places: Places) -> None:
     """Compile this program if that has not been done, and remove what other builds left.
 
@@ -28,7 +37,7 @@ def keep(places: Places) -> None:
     """
     program = places.program
     target = path(places.cache)
-    if build.ID == "sources" or os.geteuid() != 0 or target.exists() or not program.is_file():
+    if build.ID == "sources" or os.geteuid() != 0 or _believed(target) or not program.is_file():
         return
     import importlib.util
     import io
