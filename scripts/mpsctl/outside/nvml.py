@@ -99,8 +99,9 @@ class _Pynvml:
 
     def compute_processes(self, gpu: Gpu) -> list[int]:
         library = self._library
-        handle = self._optional(lambda: library.nvmlDeviceGetHandleByUUID(gpu.uuid))
-        rows = self._optional(lambda: library.nvmlDeviceGetComputeRunningProcesses(handle)) if handle is not None else None
+        rows = self._optional(
+            lambda: library.nvmlDeviceGetComputeRunningProcesses(library.nvmlDeviceGetHandleByUUID(gpu.uuid))
+        )
         return [int(row.pid) for row in rows or []]
 
 

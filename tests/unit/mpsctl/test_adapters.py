@@ -1,0 +1,338 @@
+"""NVML through pynvml, systemd through systemctl, the PCI bus and /proc: the thin adapters to what is outside."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Callable
+
+import pytest
+
+from fakes import h200
+from mpsctl.outside import hardware, nvml, procfs
+from mpsctl.outside.systemd import Systemctl
+from mpsctl.values.errors import NotInForce, NotReady
+
+# -- NVML
+
+
+class NVMLError(Exception):
+    pass
+
+
+class Pynvml:
+    """pynvml with two GPUs; ``broken`` names calls that fail, for all GPUs or as ``call@index``."""
+
+    NVMLError = NVMLError
+
+    def __init__(self) -> None:
+        self.broken: set[str] = set()
+        self.modes = [0, 3]
+        self.mig = [0, 0]
+        self.refuses_modes = self.ignores_modes = False
+        self.open = 0
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        answers: dict[str, Callable[[int], Any]] = {
+            "nvmlDeviceGetUUID": lambda i: f"GPU-{i}" if i < 10 else f"MIG-{i}",
+            "nvmlDeviceGetPciInfo": lambda i: SimpleNamespace(busId=f"00000000:{0x1B + i:02X}:00.0"),
+            "nvmlDeviceGetName": lambda i: "NVIDIA H200",
+            "nvmlDeviceGetMemoryInfo": lambda i: SimpleNamespace(total=150_754_820_096),
+            "nvmlDeviceGetComputeMode": lambda i: self.modes[i],
+            "nvmlDeviceGetMigMode": lambda i: (self.mig[i], self.mig[i]),
+            "nvmlDeviceGetPersistenceMode": lambda i: 1,
+            "nvmlDeviceGetCudaComputeCapability": lambda i: (9, 0),
+            "nvmlDeviceGetMaxMigDeviceCount": lambda i: 7,
+            "nvmlDeviceGetComputeRunningProcesses": lambda i: [SimpleNamespace(pid=7), SimpleNamespace(pid=8)],
+        }
+
+        def call(handle: int = 0) -> Any:
+            self._check(name, handle)
+            return answers[name](handle)
+
+        return call
+
+    def _check(self, name: str, handle: int) -> None:
+        if name in self.broken or f"{name}@{handle}" in self.broken:
+            raise NVMLError("Not Supported")
+
+    def nvmlInit(self) -> None:
+        if "nvmlInit" in self.broken:
+            raise NVMLError("Driver Not Loaded")
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "580.159.04"
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        self._check("nvmlDeviceGetHandleByIndex", index)
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        return int(uuid.rpartition("-")[2])
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, slot: int) -> int:
+        if slot not in (0, 2):
+            raise NVMLError("Not Found")
+        return 10 + 10 * handle + slot
+
+    def nvmlDeviceSetComputeMode(self, handle: int, mode: int) -> None:
+        if self.refuses_modes:
+            raise NVMLError("Insufficient Permissions")
+        if not self.ignores_modes:
+            self.modes[handle] = mode
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Pynvml:
+    made = Pynvml()
+    monkeypatch.setitem(sys.modules, "pynvml", made)
+    return made
+
+
+def test_gpus_are_read_with_memory_in_mib_and_short_addresses(library: Pynvml) -> None:
+    with nvml.opened() as opened:
+        first, second = opened.gpus()
+        assert opened.driver_version() == "580.159.04"
+        assert opened.compute_processes(h200(0, uuid="GPU-0")) == [7, 8]
+    assert (first.uuid, first.pci_address, first.memory_mib) == ("GPU-0", "0000:1b:00.0", 143_771)
+    assert (first.compute_mode, second.compute_mode) == ("default", "exclusive_process")
+    assert (first.persistence, first.mig_enabled, first.compute_capability) == (True, False, (9, 0))
+    assert library.open == 0
+
+
+def test_what_a_gpu_does_not_support_is_a_value(library: Pynvml) -> None:
+    library.broken = {
+        "nvmlDeviceGetComputeMode",
+        "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetPersistenceMode",
+        "nvmlDeviceGetCudaComputeCapability",
+    }
+    with nvml.opened() as opened:
+        gpu = opened.gpus()[0]
+    assert (gpu.compute_mode, gpu.mig_enabled, gpu.persistence, gpu.compute_capability) == (None,) * 4
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo"])
+def test_a_gpu_that_is_lost_does_not_hide_the_others(library: Pynvml, call: str) -> None:
+    library.broken = {f"{call}@0"}
+    with nvml.opened() as opened:
+        assert [gpu.index for gpu in opened.gpus()] == [1]
+
+
+def test_mig_devices_are_those_of_the_slots_in_use(library: Pynvml) -> None:
+    library.mig[1] = 1
+    with nvml.opened() as opened:
+        first, second = opened.gpus()
+    assert first.mig_devices == ()
+    assert [device.uuid for device in second.mig_devices] == ["MIG-20", "MIG-22"]
+
+
+def test_a_compute_mode_is_set_and_read_back(library: Pynvml) -> None:
+    with nvml.opened() as opened:
+        opened.set_compute_mode(opened.gpus()[0], "exclusive_process")
+    assert library.modes[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("attribute", "says"),
+    [
+        ("refuses_modes", "compute mode exclusive_process was refused by NVML: Insufficient Permissions"),
+        ("ignores_modes", "compute mode reads default after exclusive_process was set"),
+    ],
+)
+def test_a_compute_mode_that_does_not_hold_is_an_error(library: Pynvml, attribute: str, says: str) -> None:
+    setattr(library, attribute, True)
+    with nvml.opened() as opened, pytest.raises(NotInForce, match=says):
+        opened.set_compute_mode(opened.gpus()[0], "exclusive_process")
+
+
+def test_a_driver_that_is_not_loaded_is_not_ready(library: Pynvml) -> None:
+    library.broken = {"nvmlInit"}
+    with pytest.raises(NotReady, match="NVML does not answer: Driver Not Loaded"), nvml.opened():
+        pass
+
+
+def test_nvml_is_closed_whatever_happens_inside(library: Pynvml) -> None:
+    with pytest.raises(ZeroDivisionError), nvml.opened():
+        _ = 1 / 0
+    assert library.open == 0
+
+
+# -- systemd
+
+
+@pytest.fixture
+def command(root: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Puts a shell script in the place of a command."""
+
+    def put(name: str, script: str) -> None:
+        path = root / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    monkeypatch.setenv("PATH", f"{root}:{os.environ['PATH']}")
+    return put
+
+
+Command = Callable[[str, str], None]
+
+
+def test_units_are_shown_in_the_order_in_which_they_were_asked_for(command: Command) -> None:
+    command(
+        "systemctl",
+        "printf 'Id=a.service\\nActiveState=active\\nMainPID=7\\nStatusText=x=y\\n\\nId=b.service\\n"
+        "ActiveState=inactive\\nMainPID=0\\n'",
+    )
+    shown = Systemctl().show(["a.service", "b.service"])
+    assert (shown["a.service"]["MainPID"], shown["a.service"]["StatusText"]) == ("7", "x=y")
+    assert shown["b.service"]["ActiveState"] == "inactive"
+
+
+def test_nothing_is_asked_about_no_unit(command: Command) -> None:
+    command("systemctl", "exit 1")
+    assert Systemctl().show([]) == {}
+
+
+def test_a_verb_that_works_has_nothing_to_say_and_one_that_fails_says_it_on_one_line(command: Command) -> None:
+    command("systemctl", 'echo "$@" >&2; echo "see the journal" >&2; [ "$2" = start ]')
+    assert Systemctl().act("start", ["a.service"]) is None
+    assert Systemctl().act("reload", ["a.service"]) == "--no-ask-password reload a.service see the journal"
+
+
+def test_a_verb_that_fails_in_silence_says_so_itself(command: Command) -> None:
+    command("systemctl", "exit 5")
+    assert Systemctl().act("start", ["a.service"]) == "systemctl start ended with 5"
+
+
+@pytest.mark.parametrize(("unit", "job"), [("a.service", "stop"), ("b.service", "restart"), ("c.service", None)])
+def test_the_job_of_a_unit(command: Command, unit: str, job: object) -> None:
+    command("systemctl", "printf '  12 a.service stop running\\n 13 b.service restart waiting\\n'")
+    assert Systemctl().job(unit) == job
+
+
+def test_the_journal_is_read_without_its_empty_lines(command: Command) -> None:
+    command("journalctl", "printf 'one\\n\\ntwo\\n'")
+    assert Systemctl().journal("a.service", 2) == ["one", "two"]
+
+
+def test_a_host_without_systemd_is_told_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(root))
+    with pytest.raises(NotReady, match="mpsctl needs systemd 249 or newer"):
+        Systemctl().show(["a.service"])
+
+
+def test_systemd_that_hangs_is_given_up(command: Command) -> None:
+    command("systemctl", "exec sleep 60")
+    with pytest.raises(NotReady, match=r"did not end within 0\.2 s"):
+        Systemctl(timeout_s=0.2).act("start", ["a.service"])
+
+
+# -- the PCI bus and the driver
+
+
+@pytest.fixture
+def sysroot(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MPSCTL_SYSROOT", str(root))
+    return root
+
+
+def put_device(sysroot: Path, address: str, vendor: str, class_: str) -> None:
+    device = sysroot / "sys/bus/pci/devices" / address
+    device.mkdir(parents=True)
+    (device / "vendor").write_text(f"{vendor}\n")
+    (device / "class").write_text(f"{class_}\n")
+
+
+@pytest.mark.parametrize(
+    ("vendor", "class_", "found"),
+    [
+        ("0x10de", "0x030000", True),
+        ("0x10de", "0x030200", True),
+        ("0x10de", "0x040300", False),
+        ("0x10de", "0x068000", False),
+        ("0x8086", "0x030000", False),
+    ],
+)
+def test_a_gpu_is_an_nvidia_display_device(sysroot: Path, vendor: str, class_: str, found: bool) -> None:
+    put_device(sysroot, "0000:00:1f.0", "0x8086", "0x060100")
+    put_device(sysroot, "0000:1b:00.0", vendor, class_)
+    assert hardware.nvidia_on_bus() is found
+
+
+def test_a_host_without_a_pci_bus_has_a_gpu_if_the_driver_says_so(sysroot: Path) -> None:
+    assert not hardware.nvidia_on_bus()
+    version = sysroot / "proc/driver/nvidia/version"
+    version.parent.mkdir(parents=True)
+    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Mon Nov  2 2026\n")
+    assert hardware.driver_version() == "580.159.04"
+    assert hardware.nvidia_on_bus()
+
+
+def test_an_open_kernel_module_tells_its_version_too(sysroot: Path) -> None:
+    version = sysroot / "proc/driver/nvidia/version"
+    version.parent.mkdir(parents=True)
+    version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  575.51  Release Build\n")
+    assert hardware.driver_version() == "575.51"
+
+
+@pytest.mark.parametrize(("value", "simulated"), [("", False), ("/", False), ("/run/mps-lab/sysroot", True)])
+def test_another_root_for_the_bus_is_called_simulated(
+    monkeypatch: pytest.MonkeyPatch, value: str, simulated: bool
+) -> None:
+    monkeypatch.setenv("MPSCTL_SYSROOT", value)
+    assert hardware.simulated() is simulated
+
+
+def test_binaries_are_found_where_distributions_put_them(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("sbin", "bin"):
+        (root / folder).mkdir()
+    monkeypatch.setattr(hardware, "SEARCH_PATH", (str(root / "bin"), str(root / "sbin")))
+    assert hardware.binary(hardware.SERVER) is None
+    server = root / "sbin" / hardware.SERVER
+    server.write_text("")
+    assert hardware.binary(hardware.SERVER) is None
+    server.chmod(0o755)
+    assert hardware.binary(hardware.SERVER) == server
+
+
+# -- /proc
+
+
+def test_a_process_is_known_by_name_command_user_and_environment() -> None:
+    child = subprocess.Popen(["sleep", "60"], env={"CUDA_MPS_PIPE_DIRECTORY": "/run/mps/0", "EMPTY": ""})
+    try:
+        assert procfs.alive(child.pid)
+        assert child.pid in set(procfs.pids())
+        assert child.pid in procfs.children(os.getpid())
+        assert procfs.uid(child.pid) == os.geteuid()
+        assert isinstance(procfs.started_at(child.pid), int)
+        while procfs.name(child.pid) != "sleep":  # until the child has become it
+            pass
+        assert procfs.command(child.pid) == "sleep 60"
+        assert procfs.environment(child.pid) == {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps/0", "EMPTY": ""}
+    finally:
+        child.kill()
+        while procfs.alive(child.pid):  # a zombie until it is waited for
+            pass
+        assert procfs.started_at(child.pid) is not None
+        child.wait()
+    assert not procfs.alive(child.pid)
+
+
+def test_a_process_that_is_gone_has_nothing_to_tell() -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    pid = child.pid
+    assert not procfs.alive(pid)
+    assert (procfs.started_at(pid), procfs.uid(pid), procfs.environment(pid)) == (None, None, None)
+    assert (procfs.name(pid), procfs.command(pid)) == ("", "")

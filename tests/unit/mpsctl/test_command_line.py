@@ -1,0 +1,366 @@
+"""The command line: every verb's answer for people and as JSON, its exit code, and errors on one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+
+from fakes import Host, h200, split_by_mig, uuid
+from mpsctl.acts import apply
+from mpsctl.cli import main as command_line
+from mpsctl.outside import hardware
+from mpsctl.state import world as worlds
+from mpsctl.state.world import World
+
+VERBS = ["status", "gpus", "env", "version", "apply", "prepare", "stop", "release", "condition", "reconcile"]
+
+
+class Shell:
+    """Calls the program as a shell does."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> None:
+        self._capsys, self._patch = capsys, patch
+        self.out = self.err = ""
+
+    def __call__(self, *words: str, stdin: str = "", main_pid: Optional[int] = None) -> int:
+        self._patch.setattr(sys, "stdin", io.StringIO(stdin))
+        if main_pid:
+            self._patch.setenv("MAINPID", str(main_pid))
+        else:
+            self._patch.delenv("MAINPID", raising=False)
+        self._capsys.readouterr()
+        try:
+            code = command_line.main(words)
+        except SystemExit as end:
+            code = int(end.code or 0)
+        self.out, self.err = self._capsys.readouterr()
+        return code
+
+    def json(self, *words: str, stdin: str = "", main_pid: Optional[int] = None) -> Any:
+        self(*words, "--json", stdin=stdin, main_pid=main_pid)
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def mpsctl(host: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    def world(**rooms: Any) -> World:
+        return replace(host.world, **rooms)
+
+    monkeypatch.setattr(worlds, "World", world)
+    monkeypatch.setattr(hardware, "simulated", lambda: False)
+    monkeypatch.delenv("MPSCTL_TRACE", raising=False)
+    return Shell(capsys, monkeypatch)
+
+
+@pytest.fixture
+def running(host: Host) -> Host:
+    host.wish(DeviceMemoryLimit="4G", ActiveThreadPercentage=50)
+    host.systemd.unit("mps-control@0.service").enabled = True
+    host.start()
+    return host
+
+
+# -- help
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_every_verb_lists_the_exit_codes(mpsctl: Shell, verb: str) -> None:
+    assert mpsctl(verb, "--help") == 0
+    assert "exit codes:" in mpsctl.out
+    for code in ("0  done", "1  status", "2  a value", "3  something outside", "4  what was set", "70 a fault"):
+        assert code in mpsctl.out
+    assert "--json" in mpsctl.out
+
+
+def test_the_help_of_the_program_lists_every_verb(mpsctl: Shell) -> None:
+    assert mpsctl("--help") == 0
+    for verb in VERBS:
+        assert f"\n    {verb}" in mpsctl.out
+
+
+@pytest.mark.parametrize("words", [[], ["start"], ["apply"], ["status", "--colour"], ["env", "0", "--format", "xml"]])
+def test_a_command_line_that_is_not_understood_ends_with_2(mpsctl: Shell, words: list[str]) -> None:
+    assert mpsctl(*words) == 2
+
+
+# -- each verb
+
+
+@pytest.mark.usefixtures("running")
+def test_status_of_a_host_that_is_as_wished(mpsctl: Shell) -> None:
+    assert mpsctl("status") == 0
+    assert "instance 0: as wished; active (running)" in mpsctl.out
+    assert "memory limit of device 0: wished 4096 MiB, the daemon shows 4G" in mpsctl.out
+    assert "clients may connect" in mpsctl.out
+    assert mpsctl.json("status")["instances"]["0"]["as_wished"] is True
+
+
+def test_status_of_a_host_that_is_not_as_wished_ends_with_1(mpsctl: Shell, running: Host) -> None:
+    daemon = running.running()
+    daemon.start_server(9001, clients=[1]).state = "FAULT"
+    assert mpsctl("status", "0") == 1
+    assert "instance 0: NOT AS WISHED" in mpsctl.out
+    assert "! server 9001 is in state FAULT" in mpsctl.out
+    assert "1 client\n" in mpsctl.out
+    assert mpsctl.json("status")["instances"]["0"]["findings"]
+
+
+def test_status_of_a_host_that_was_never_converged(mpsctl: Shell) -> None:
+    assert mpsctl("status") == 1
+    assert "has not been converged" in mpsctl.out
+    assert mpsctl.json("status") == {"instances": {}}
+
+
+@pytest.mark.usefixtures("running")
+def test_status_of_an_instance_that_is_not_there(mpsctl: Shell) -> None:
+    assert mpsctl("status", "7") == 2
+    assert "expected an instance of this host: 0" in mpsctl.err
+
+
+@pytest.mark.usefixtures("running")
+def test_gpus(mpsctl: Shell, host: Host) -> None:
+    host.nvml.all[3] = split_by_mig(3)
+    assert mpsctl("gpus") == 0
+    assert f"GPU 0  {uuid(0)}  0000:10:00.0  NVIDIA H200, 143771 MiB, compute mode default" in mpsctl.out
+    assert "instance 0\n" in mpsctl.out
+    assert uuid(400, "MIG") in mpsctl.out
+    found = mpsctl.json("gpus")
+    assert found["simulated"] is False
+    assert [gpu["index"] for gpu in found["gpus"]] == [0, 1, 2, 3]
+
+
+def test_simulated_gpus_are_never_taken_for_real_ones(mpsctl: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "simulated", lambda: True)
+    mpsctl("gpus")
+    assert mpsctl.out.startswith("simulated GPUs")
+    assert mpsctl.json("gpus")["simulated"] is True
+
+
+@pytest.mark.usefixtures("running")
+def test_env(mpsctl: Shell, host: Host) -> None:
+    expected = {"CUDA_MPS_PIPE_DIRECTORY": f"{host.pipe_root}/0", "CUDA_VISIBLE_DEVICES": uuid(0)}
+    assert mpsctl("env", "0") == 0
+    assert mpsctl.out.splitlines() == [f"export {key}={value}" for key, value in expected.items()]
+    assert mpsctl.json("env", "0") == expected
+    assert mpsctl("env", "0", "--format", "json") == 0
+    assert json.loads(mpsctl.out) == expected
+
+
+def test_version(mpsctl: Shell) -> None:
+    assert mpsctl("version") == 0
+    assert "driver: 580.159.04" in mpsctl.out
+    found = mpsctl.json("version")
+    assert found["build"] == "sources"
+    assert found["control_daemon"] == "/usr/bin/nvidia-cuda-mps-control"
+
+
+def test_apply_says_what_it_changed(mpsctl: Shell, running: Host) -> None:
+    running.wish(DeviceMemoryLimit="6G", ActiveThreadPercentage=50)
+    pid = running.running().pid
+    assert mpsctl("apply", "0", main_pid=pid) == 0
+    assert mpsctl.out.splitlines() == [
+        "memory limit of device 0 (default): 4G -> 6144 MiB",
+        "0: limits in force and read back, clients may connect",
+    ]
+    assert mpsctl.json("apply", "0", main_pid=pid) == {"instance": "0", "changes": []}
+
+
+def test_prepare_stop_and_release_answer_in_json(mpsctl: Shell, host: Host) -> None:
+    public = host.wish(DeviceMemoryLimit="4G")
+    prepared = mpsctl.json("prepare", "0")
+    assert Path(prepared["pipe_directory"]).parent == public
+    assert prepared["devices"] == [uuid(0)]
+    pid = host.start().pid
+    assert mpsctl.json("stop", "0", main_pid=pid) == {"instance": "0", "gone": True}
+    assert mpsctl.json("release", "0") == {"instance": "0"}
+
+
+def test_a_daemon_that_does_not_end_is_no_success(mpsctl: Shell, running: Host) -> None:
+    running.running().on_quit = lambda: None
+    assert mpsctl("stop", "0", main_pid=running.running().pid) == 4
+
+
+def test_condition(mpsctl: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert mpsctl("condition", "0") == 0
+    assert mpsctl.out == ""
+    monkeypatch.setattr(hardware, "nvidia_on_bus", lambda: False)
+    assert mpsctl("condition", "0") == 1
+    assert mpsctl.out == "skipped: no NVIDIA GPU is on the PCI bus\n"
+    assert mpsctl.json("condition", "0") == {"instance": "0", "skipped": "no NVIDIA GPU is on the PCI bus"}
+
+
+def test_a_condition_that_cannot_tell_fails_and_does_not_skip(mpsctl: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """systemd takes 1 to 254 for a reason to skip, and never tries a skipped unit again."""
+
+    def broken() -> bool:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(hardware, "nvidia_on_bus", broken)
+    assert mpsctl("condition", "0") == 255
+    assert "Input/output error" in mpsctl.err
+
+
+def request(host: Host, **more: object) -> str:
+    wished = {"format": 1, "files": [], "instances": [{"name": "0", "conf": host.conf("0", DeviceMemoryLimit="4G")}]}
+    return json.dumps({**wished, **more})
+
+
+def test_reconcile_answers_with_one_object_and_says_the_rest_aside(mpsctl: Shell, host: Host) -> None:
+    answer = mpsctl.json("reconcile", stdin=request(host))
+    assert answer["program_differs"] is False
+    assert answer["changed"] is True
+    assert answer["instances"]["0"]["as_wished"] is True
+    assert mpsctl("reconcile", stdin=request(host)) == 0
+    assert len(mpsctl.out.splitlines()) == 1
+
+
+def test_reconcile_with_check(mpsctl: Shell, host: Host) -> None:
+    assert mpsctl("reconcile", "--check", stdin=request(host)) == 0
+    assert json.loads(mpsctl.out)["check"] is True
+    assert host.systemd.acts == []
+
+
+def test_reconcile_by_another_build_leaves_it_to_that(mpsctl: Shell, host: Host) -> None:
+    answer = mpsctl.json("reconcile", stdin=request(host, build="0123456789abcdef"))
+    assert answer == {"format": 1, "program_differs": True, "build": "sources"}
+    assert host.systemd.acts == []
+
+
+@pytest.mark.parametrize(
+    ("stdin", "says"),
+    [("", "no JSON"), ("{", "no JSON"), ("[]", "not of format 1"), ('{"format": 9}', "not of format 1")],
+)
+def test_reconcile_refuses_what_is_no_request(mpsctl: Shell, stdin: str, says: str) -> None:
+    assert mpsctl("reconcile", stdin=stdin) == 2
+    assert says in mpsctl.err
+    assert mpsctl.json("reconcile", stdin=stdin)["exit_code"] == 2
+
+
+def test_reconcile_that_is_refused_or_fails_ends_with_1(mpsctl: Shell, host: Host) -> None:
+    bad = [{"name": "0", "conf": host.conf("0", DeviceMemoryLimit="20")}]
+    assert mpsctl("reconcile", stdin=request(host, instances=bad)) == 1
+    assert json.loads(mpsctl.out)["refused"].startswith("mps_device_memory_limit: ")
+    host.nvml.driver_up = False
+    assert mpsctl("reconcile", stdin=request(host)) == 1
+    assert "Driver Not Loaded" in json.loads(mpsctl.out)["error"]
+
+
+# -- exit codes and errors
+
+
+def test_a_refused_value_ends_with_2(mpsctl: Shell, host: Host) -> None:
+    host.wish(DeviceMemoryLimit="20")
+    assert mpsctl("prepare", "0") == 2
+
+
+def test_something_outside_that_is_not_ready_ends_with_3(mpsctl: Shell, host: Host) -> None:
+    host.wish(DriverTimeoutSec=1)
+    host.nvml.driver_up = False
+    assert mpsctl("prepare", "0") == 3
+    assert mpsctl("gpus") == 3
+    assert mpsctl("apply", "0") == 3
+
+
+def test_what_does_not_read_back_ends_with_4(mpsctl: Shell, host: Host) -> None:
+    host.wish(DeviceMemoryLimit="4G")
+    daemon = host.prepared()
+    daemon.deaf_to = "set_"
+    assert mpsctl("apply", "0", main_pid=daemon.pid) == 4
+    host.nvml.all[0] = h200(0, compute_mode=None)
+    host.kill(daemon.pid)
+    host.wish(ComputeMode="exclusive_process")
+    assert mpsctl("prepare", "0") == 4
+
+
+def test_another_user_is_told_to_be_root(mpsctl: Shell, running: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*_: object) -> list[str]:
+        raise PermissionError(13, "Permission denied", "/run/mps-fleet/0")
+
+    monkeypatch.setattr(apply, "apply", closed)
+    assert mpsctl("apply", "0", main_pid=running.running().pid) == 3
+    assert "run it as root" in mpsctl.err
+
+
+def test_a_fault_of_the_program_has_a_code_of_its_own(
+    mpsctl: Shell, running: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def faulty(*_: object) -> list[str]:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(apply, "apply", faulty)
+    assert mpsctl("apply", "0", main_pid=running.running().pid) == 70
+    assert "ZeroDivisionError: division by zero (a fault of mpsctl; MPSCTL_TRACE=1 shows where)" in mpsctl.err
+    monkeypatch.setenv("MPSCTL_TRACE", "1")
+    with pytest.raises(ZeroDivisionError):
+        mpsctl("apply", "0")
+
+
+@pytest.mark.parametrize("json_", [True, False])
+@pytest.mark.parametrize(
+    "words", [["env", "7"], ["status", "7"], ["apply", "0"], ["apply", "../0"], ["prepare", "x y"], ["stop", "7"]]
+)
+def test_errors_stand_on_one_line_and_name_the_verb(mpsctl: Shell, host: Host, words: list[str], json_: bool) -> None:
+    host.wish()
+    code = mpsctl(*words, *(["--json"] if json_ else []))
+    assert code in (2, 3)
+    assert len(mpsctl.err.splitlines()) == 1
+    assert mpsctl.err.startswith(f"mpsctl {words[0]}: ")
+    if json_:
+        assert json.loads(mpsctl.out) == {
+            "error": mpsctl.err.partition(": ")[2].rstrip("\n"),
+            "exit_code": code,
+        }
+    else:
+        assert mpsctl.out == ""
+
+
+# -- colour
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.usefixtures("running")
+@pytest.mark.parametrize(
+    ("environment", "coloured"),
+    [({"TERM": "xterm"}, True), ({"TERM": "dumb"}, False), ({"TERM": "xterm", "NO_COLOR": "1"}, False)],
+)
+def test_colour_is_for_terminals_that_want_it(
+    mpsctl: Shell, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], coloured: bool
+) -> None:
+    for name in ("TERM", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    command_line.main(["status"])
+    assert ("\033[" in terminal.getvalue()) is coloured
+
+
+@pytest.mark.usefixtures("running")
+def test_there_is_no_colour_in_a_pipe(mpsctl: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    mpsctl("status")
+    assert "\033" not in mpsctl.out
+
+
+def test_a_reader_that_goes_away_is_no_failure(mpsctl: Shell, running: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: object) -> list[str]:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        monkeypatch.setattr(apply, "apply", gone)
+        assert command_line.main(["apply", "0"]) == 0

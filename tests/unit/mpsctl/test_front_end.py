@@ -1,0 +1,148 @@
+"""The front-end: how its output is split into answers, and what its failures mean. The rest needs a real daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Optional
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes import FakeDaemon, Host
+from mpsctl.outside import daemon as control
+from mpsctl.outside import procfs
+from mpsctl.outside.daemon import FrontEnd, NotServed, Server, Unreachable
+
+COMMANDS = st.sampled_from(
+    [
+        "get_server_list",
+        "get_default_active_thread_percentage",
+        "set_default_active_thread_percentage 50",
+        "set_default_active_thread_percentage 0",
+        "get_active_thread_percentage 9001",
+        "get_active_thread_percentage 1",
+        "set_active_thread_percentage 1 50",
+        "get_default_device_pinned_mem_limit 0",
+        "set_default_device_pinned_mem_limit 0 1536M",
+        "get_default_client_priority",
+        "set_default_client_priority 2",
+        "get_client_list 9001",
+        "get_server_status 1",
+    ]
+)
+
+
+def printed(daemon: FakeDaemon, commands: list[str]) -> tuple[list[list[str]], list[str]]:
+    """What a daemon answers to each command, and what the front-end prints when the getter follows each."""
+    answers, lines = [], []
+    for command in commands:
+        answers += daemon.ask([command])
+        lines += answers[-1] + daemon.ask(["get_default_active_thread_percentage"])[0]
+    return answers, lines
+
+
+def daemon_with_a_server() -> FakeDaemon:
+    daemon = FakeDaemon()
+    daemon.start_server(9001, clients=[1, 2])
+    return daemon
+
+
+@given(st.lists(COMMANDS, max_size=8))
+def test_every_command_gets_its_own_lines(commands: list[str]) -> None:
+    answers, lines = printed(daemon_with_a_server(), commands)
+    assert control._split(lines, commands) == answers
+
+
+@given(st.lists(COMMANDS, min_size=1, max_size=8), st.data())
+def test_an_answer_that_is_cut_short_is_no_answer(commands: list[str], data: st.DataObject) -> None:
+    _, lines = printed(daemon_with_a_server(), commands)
+    kept = data.draw(st.integers(0, len(lines) - 1))
+    assert control._split(lines[:kept], commands) is None
+
+
+def test_silence_is_no_answer() -> None:
+    assert control._split([], ["get_server_list"]) is None
+    assert control._split([], ["get_default_device_pinned_mem_limit 0"]) is None
+
+
+def test_lines_that_nobody_asked_for_are_no_answer() -> None:
+    assert control._split(["100.0", "100.0"], ["get_server_list"]) is None
+
+
+def front_end(root: Path, script: str) -> FrontEnd:
+    """A front-end that is a shell script."""
+    binary = root / "nvidia-cuda-mps-control"
+    binary.write_text(f"#!/bin/sh\n{script}\n")
+    binary.chmod(0o755)
+    return FrontEnd(root / "pipe", root / "lock", binary)
+
+
+@pytest.fixture
+def no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(procfs, "pids", lambda: iter(()))
+
+
+def test_commands_go_in_on_standard_input_each_followed_by_the_getter(root: Path) -> None:
+    daemon = front_end(root, f'cat > {root}/asked; echo "$CUDA_MPS_PIPE_DIRECTORY" > {root}/where; echo 100.0')
+    assert daemon.ask(["set_default_client_priority 1"]) == [[]]
+    assert (root / "asked").read_text() == "set_default_client_priority 1\nget_default_active_thread_percentage\n"
+    assert (root / "where").read_text().strip() == str(root / "pipe")
+
+
+def test_a_daemon_that_is_not_there_is_known_at_once(root: Path) -> None:
+    daemon = front_end(root, f"echo x >> {root}/calls; echo 'Cannot find MPS control daemon process' >&2; exit 1")
+    with pytest.raises(Unreachable, match="no control daemon listens on"):
+        daemon.ask(["get_server_list"])
+    assert (root / "calls").read_text() == "x\n"
+
+
+def test_a_session_that_was_not_served_is_tried_again(root: Path) -> None:
+    script = f"""cat > /dev/null
+echo x >> {root}/calls
+case $(wc -l < {root}/calls) in
+1) ;;
+2) echo 'Cannot send command to MPS control daemon process' >&2; exit 1;;
+3) echo 2G;;
+*) echo 2G; echo 100.0;;
+esac"""
+    assert front_end(root, script).ask(["get_default_device_pinned_mem_limit 0"]) == [["2G"]]
+    assert (root / "calls").read_text() == 4 * "x\n"
+
+
+@pytest.mark.usefixtures("no_others")
+def test_silence_up_to_the_deadline_is_an_error_that_says_so(root: Path) -> None:
+    with pytest.raises(NotServed, match=r"did not answer within 0\.2 s \(its answer was empty or cut short"):
+        front_end(root, "cat > /dev/null").ask(["get_server_list"], deadline_s=0.2)
+
+
+@pytest.mark.usefixtures("no_others")
+def test_a_front_end_that_hangs_is_ended_at_the_deadline(root: Path) -> None:
+    with pytest.raises(NotServed, match="it accepted the connection and said nothing"):
+        front_end(root, "exec sleep 60").ask(["get_server_list"], deadline_s=0.2)
+
+
+def test_who_may_hold_the_session_is_named_and_the_daemon_itself_is_not(root: Path, host: Host) -> None:
+    host.process("nvidia-cuda-mps-control", "nvidia-cuda-mps-control -f", {})
+    prompt = host.process("nvidia-cuda-mps-control", "nvidia-cuda-mps-control", {}, uid=1000)
+    with pytest.raises(NotServed) as failure:
+        front_end(root, "cat > /dev/null").ask(["get_server_list"], deadline_s=0.1)
+    assert f"may be held by pid {prompt} (user 1000, parent gone): end that session" in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("state", "told"), [("ACTIVE", "ACTIVE"), ("FAULT", "FAULT"), ("INITIALIZING", "INITIALIZING")]
+)
+def test_the_state_of_a_server_is_the_daemons_word(state: str, told: Optional[str]) -> None:
+    daemon = daemon_with_a_server()
+    daemon.servers[9001].state = state
+    assert control.servers(daemon) == [Server(9001, told)]
+    assert control.clients(daemon, 9001) == [1, 2]
+
+
+def test_a_server_that_is_gone_by_the_time_it_is_asked_about_is_left_out() -> None:
+    assert control.servers(FakeDaemon(), listed=["9001"]) == []
+
+
+def test_clients_of_a_server_that_is_gone_are_none() -> None:
+    assert control.clients(FakeDaemon(), 9001) == []
