@@ -37,6 +37,8 @@ lint: setup ## ruff, mypy --strict, yamllint, ansible-lint (production profile)
 	ruff format --check .
 	MYPYPATH=scripts mypy --strict -p mpsctl
 	mypy --strict scripts/build_mpsctl.py
+	MYPYPATH=scripts:tests/unit/mpsctl mypy --strict tests/unit/mpsctl
+	MYPYPATH=scripts:lab:tests/unit/mpsctl:tests/contract mypy --strict tests/contract
 	yamllint --strict .
 	ansible-lint --offline --strict
 
