@@ -25,6 +25,7 @@ from mpsctl.values.errors import NotInForce, NotReady
 from mpsctl.values.instance import Instance
 
 _START_DEADLINE_S = 30
+_EXEC_DEADLINE_S = 5
 _POLL_S = 0.02
 
 
@@ -39,7 +40,7 @@ def apply(world: World, name: str, main_pid: Optional[int] = None) -> list[str]:
     """
     instance = configuration.load(world, name)
     pid = main_pid or _main_pid(world, instance)
-    running = _environment_of(instance, pid)
+    running = _environment_of(world, instance, pid)
     daemon = world.daemon_of(name, running.pipe_directory)
     _wait_until_it_answers(world, instance, daemon, pid)
     changes: list[str] = []
@@ -75,9 +76,15 @@ def _main_pid(world: World, instance: Instance) -> int:
     return pid
 
 
-def _environment_of(instance: Instance, pid: int) -> DaemonEnvironment:
+def _environment_of(world: World, instance: Instance, pid: int) -> DaemonEnvironment:
     """What the main process was started with: proof that it is the daemon of this instance."""
-    found = daemon_environment.of_process(procfs.environment(pid))
+    environment = procfs.environment(pid)
+    end_s = world.now_s() + _EXEC_DEADLINE_S
+    while environment == {} and procfs.alive(pid) and world.now_s() < end_s:
+        # systemd calls us once exec has begun; the process has no environment before the kernel has finished it.
+        world.sleep_s(_POLL_S)
+        environment = procfs.environment(pid)
+    found = daemon_environment.of_process(environment)
     public = Path(instance.pipe_directory)
     if found is None or found.pipe_directory.parent != public:
         if not procfs.alive(pid):

@@ -168,6 +168,21 @@ def test_a_process_that_is_not_this_instances_daemon_is_left_alone(
         apply.apply(host.world, "0", pid)
 
 
+def test_a_process_whose_exec_is_not_finished_is_waited_for(host: Host) -> None:
+    """For a moment /proc shows an empty environment (seen with control daemon 535 on a busy machine)."""
+    host.wish(DeviceMemoryLimit="4G")
+    daemon = host.prepared()
+    process = host.processes[daemon.pid]
+    environment, process.environment = process.environment, {}
+
+    def finish() -> None:
+        process.environment = environment
+
+    host.clock.when(0.05, finish)
+    apply.apply(host.world, "0", daemon.pid)
+    assert host.gate_is_open()
+
+
 def test_a_main_process_that_has_ended_is_told_so(host: Host) -> None:
     host.wish()
     with pytest.raises(NotReady, match=r"\(pid 77\) has ended"):
