@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpslab import processes, roots
+from mpslab import processes, removal, roots
 from mpslab.errors import LabError
 from mpslab.places import Places
 from mpslab.progress import step
@@ -40,7 +39,7 @@ def daemon(places: Places, label: str, root: Path) -> Daemon:
 def _fetch(places: Places, label: str, root: Path) -> Daemon:
     """With a private apt configuration and state: the machine's own stay as they are."""
     work = places.builds / f"daemon-{label}"
-    shutil.rmtree(work, ignore_errors=True)
+    removal.remove(work)
     for folder in ("state/lists/partial", "cache/archives/partial", "sources.list.d", "preferences.d", "layer"):
         (work / folder).mkdir(parents=True)
     (work / "status").touch()
@@ -81,5 +80,5 @@ def _fetch(places: Places, label: str, root: Path) -> Daemon:
     ready = places.daemons / version
     ready.parent.mkdir(parents=True, exist_ok=True)
     os.rename(work / "layer", ready)
-    shutil.rmtree(work)
+    removal.remove(work)
     return Daemon(ready, version)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import shutil
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Iterator, Optional
 
-from mpslab import addresses, boot, cgroups, daemons, hosts, layer, limits, models, neighbours, roots, ssh
+from mpslab import addresses, boot, cgroups, daemons, hosts, layer, limits, models, neighbours, removal, roots, ssh
 from mpslab.errors import LabError
 from mpslab.places import Places
 from mpslab.progress import say, step
@@ -56,7 +54,7 @@ def up(places: Places, wish: Wish) -> None:
     """Make and start what is missing; what is there as wished stays untouched."""
     begun = time.monotonic()
     _check(wish)
-    shutil.rmtree(places.builds, ignore_errors=True)
+    removal.remove(places.builds)
     present = {host.name: host for host in hosts.load(places)}
     parts = _parts(places, wish)
     ssh.make_key(places)
@@ -190,8 +188,8 @@ def down(places: Places, prefix: Optional[str] = None) -> None:
     with step(f"removing {len(going)} host{'' if len(going) == 1 else 's'}"):
         boot.stop(places, going)
         for name in going:
-            _remove(hosts.folder(places, name))
-        shutil.rmtree(places.builds, ignore_errors=True)
+            removal.remove(hosts.folder(places, name))
+        removal.remove(places.builds)
         left = hosts.load(places)
         if left:
             ssh.write_config(places, left)
@@ -199,20 +197,10 @@ def down(places: Places, prefix: Optional[str] = None) -> None:
             cgroups.remove(places)
             with neighbours.alone(places) as others:
                 for path in (places.hosts, places.ssh):
-                    shutil.rmtree(path, ignore_errors=True)
+                    removal.remove(path)
                 if not others:
                     limits.put_back()
             _prune(places)
-
-
-def _remove(path: Path) -> None:
-    """A host's folder; overlay's work folder takes a moment to be let go."""
-    for _ in range(50):
-        shutil.rmtree(path, ignore_errors=True)
-        if not path.exists():
-            return
-        time.sleep(0.1)
-    raise LabError(f"{path} cannot be removed: something still uses it; look with `grep mps-lab /proc/*/mountinfo`")
 
 
 def _prune(places: Places) -> None:
@@ -220,9 +208,9 @@ def _prune(places: Places) -> None:
     current = layer.layer_path(places)
     for old in places.layers.glob("*"):
         if old != current:
-            shutil.rmtree(old)
+            removal.remove(old)
     for leftover in places.base.glob("trial-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        removal.remove(leftover)
 
 
 def listing(places: Places) -> list[dict[str, Any]]:
@@ -264,7 +252,7 @@ def set_driver(places: Places, name: str, driver: hosts.Driver) -> None:
 
 def build(places: Places, releases: tuple[str, ...]) -> None:
     """Roots, daemons and layers, so that a later ``up`` needs no network."""
-    shutil.rmtree(places.builds, ignore_errors=True)
+    removal.remove(places.builds)
     layer.layer(places)
     for release in releases:
         root = roots.root(places, release)

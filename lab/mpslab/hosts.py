@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Optional
 
-from mpslab import models, processes
+from mpslab import models, processes, removal
 from mpslab.errors import LabError
 from mpslab.places import Places
 
@@ -74,7 +73,7 @@ def find(places: Places, name: str) -> Host:
 def make(places: Places, host: Host, driver: Driver) -> None:
     """Write a host's folder; host.json comes last, so that a folder without one is known to be unfinished."""
     base = folder(places, host.name)
-    shutil.rmtree(base, ignore_errors=True)
+    removal.remove(base)
     upper = base / "upper"
     for path in (upper, base / "work", base / "root"):
         path.mkdir(parents=True)

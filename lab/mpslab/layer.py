@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from pathlib import Path
 
-from mpslab import machine, processes
+from mpslab import machine, processes, removal
 from mpslab.places import SOURCE, Places
 from mpslab.progress import step
 
@@ -33,7 +32,7 @@ def layer(places: Places) -> Path:
     if not ready.is_dir():
         with step("compiling the simulated NVML"):
             building = places.builds / f"layer-{ready.name}"
-            shutil.rmtree(building, ignore_errors=True)
+            removal.remove(building)
             _copy(building)
             library = building / f"usr/lib/{machine.multiarch()}/libnvidia-ml.so.1"
             library.parent.mkdir(parents=True)

@@ -83,7 +83,7 @@ def _check_mounts(places: Places) -> None:
             "mkdir -p /sys/fs/cgroup/mps-lab || exit 5; rmdir /sys/fs/cgroup/mps-lab 2>/dev/null; :"
         )
         try:
-            processes.run(["unshare", "--mount-proc", "--pid", "--fork", "sh", "-c", script, "sh", trial])
+            processes.run([*processes.CONTAINED, "sh", "-c", script, "sh", trial])
         except LabError as error:
             reasons = {
                 "3": "mounting is not permitted here; run it on a machine or in a privileged container",

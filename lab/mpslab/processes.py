@@ -19,6 +19,9 @@ ENVIRONMENT = {
 }
 """All that a command of the lab gets to see of an environment: nothing of the caller's reaches a host."""
 
+CONTAINED = ("unshare", "--mount-proc", "--pid", "--fork", "--kill-child=KILL")
+"""Before a command: its mounts and all of its processes end with it, by the kernel's own doing."""
+
 
 def run(command: Sequence[str | Path], *, log: Optional[Path] = None, env: Mapping[str, str] = ENVIRONMENT) -> str:
     """What the command printed. It dies with the lab: a killed lab leaves no build running.

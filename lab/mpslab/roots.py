@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from pathlib import Path
 from typing import Optional
 
-from mpslab import processes, sources
+from mpslab import processes, removal, sources
 from mpslab.errors import LabError
 from mpslab.places import Places
 from mpslab.progress import step
@@ -44,7 +43,7 @@ def root(places: Places, release: str) -> Path:
         for old in places.roots.glob(f"{release}-*"):
             # hosts may stand on it; it goes with the next `down`
             if not _in_use(places, old):
-                shutil.rmtree(old)
+                removal.remove(old)
         with step(f"building the {release} root with mmdebstrap (once; about half a minute)"):
             _build(places, release, ready)
     return ready
@@ -65,10 +64,12 @@ def apt_options() -> list[str]:
 
 def _build(places: Places, release: str, ready: Path) -> None:
     building = places.builds / ready.name
-    shutil.rmtree(building, ignore_errors=True)
+    removal.remove(building)
     building.parent.mkdir(parents=True, exist_ok=True)
     uri = sources.machine_uri()
     command: list[str | Path] = [
+        # it mounts the machine's /dev/shm and more: in namespaces that end with it, whatever ends it
+        *processes.CONTAINED,
         "mmdebstrap",
         "--mode=root",
         "--variant=minbase",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Sequence
 
-from mpslab import hosts, processes
+from mpslab import hosts, processes, removal
 from mpslab.places import Places
 
 
@@ -18,7 +17,7 @@ def key(places: Places) -> Path:
 def make_key(places: Places) -> None:
     """Make the key once for the life of the lab."""
     if not (places.ssh / "id_ed25519.pub").exists():
-        shutil.rmtree(places.ssh, ignore_errors=True)
+        removal.remove(places.ssh)
         places.ssh.mkdir(mode=0o700)
         processes.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "lab", "-f", key(places)])
 

@@ -58,7 +58,7 @@ def enter(name: str) -> None:
     ``unshare``. So the recorded process stands for all of the host: nspawn alone would leave the host's systemd.
     """
     processes.record(hosts.folder(lab_places(), name) / RECORD)
-    os.execvp("unshare", ["unshare", "--mount-proc", "--pid", "--fork", "--kill-child=KILL", *command("main", name)])
+    os.execvp(processes.CONTAINED[0], [*processes.CONTAINED, *command("main", name)])
 
 
 def main(name: str) -> None:
