@@ -12,7 +12,6 @@ PYTHON ?= /usr/bin/python3
 
 DEMO_HOSTS ?= 3
 DEMO_GPUS ?= 2
-SOURCES := scripts lab tests molecule roles inventories
 
 .PHONY: help
 help: ## list these commands
@@ -35,8 +34,7 @@ $(VENV)/.complete: requirements.txt requirements-dev.txt scripts/setup.sh
 lint: setup ## ruff, mypy --strict, yamllint, ansible-lint (production profile)
 	ruff check .
 	ruff format --check .
-	MYPYPATH=scripts mypy --strict -p mpsctl
-	mypy --strict scripts/build_mpsctl.py
+	scripts/types.sh
 	MYPYPATH=scripts:tests/unit/mpsctl mypy --strict tests/unit/mpsctl
 	MYPYPATH=scripts:lab:tests/unit/mpsctl:tests/contract mypy --strict tests/contract
 	yamllint --strict .

@@ -22,14 +22,16 @@ def _lab_hosts() -> list[str]:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """A run on no hosts, or on fewer than were booted, is a failure."""
-    tried = {str(item.callspec.params["_testinfra_host"].backend.host) for item in session.items if _on_host(item)}
+    tried = {name for item in session.items if (name := _host_of(item))}
     booted = set(_lab_hosts())
     if not booted or not booted <= tried:
         pytest.exit(f"the tests would run on {sorted(tried)}, expected every host of the lab: {sorted(booted)}", 3)
 
 
-def _on_host(item: pytest.Item) -> bool:
-    return hasattr(item, "callspec") and "_testinfra_host" in item.callspec.params
+def _host_of(item: pytest.Item) -> str | None:
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    host = parameters.get("_testinfra_host")
+    return str(host.backend.host) if host else None
 
 
 @pytest.fixture

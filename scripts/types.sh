@@ -1,0 +1,20 @@
+#!/bin/bash
+# mypy --strict over all Python of the project, one run for each folder that is imported by its own name.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+check() { MYPYPATH=$1 mypy --strict "${@:2}" || failed=1; }
+failed=0
+check scripts -p mpsctl
+check scripts scripts/*.py
+check lab -p mpslab
+check lab:scripts inventories/lab/hosts.py
+check scripts:roles/mps/plugin_utils roles/mps/plugin_utils/mps_role roles/mps/action_plugins/*.py
+check scripts roles/mps/library/*.py
+check scripts:tests/unit/mpsctl tests/unit/mpsctl
+check scripts:roles/mps/plugin_utils:tests/unit/role tests/unit/role
+check lab:scripts:tests/contract:tests/unit/mpsctl tests/contract
+check lab:scripts tests/unit/lab
+check scripts molecule/tests
+check scripts tests/gpu/*.py
+check scripts tests/bench/*.py
+exit $failed
