@@ -66,9 +66,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     os.umask(0o022)
     try:
         _do(options, places())
+        sys.stdout.flush()
     except LabError as error:
         print(f"lab: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        # the reader has seen enough; Python would complain once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         print("lab: interrupted; `lab/lab up` goes on from here, `lab/lab down` removes all", file=sys.stderr)
         return 130

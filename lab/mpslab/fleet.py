@@ -57,6 +57,7 @@ def up(places: Places, wish: Wish) -> None:
     removal.remove(places.builds)
     present = {host.name: host for host in hosts.load(places)}
     parts = _parts(places, wish)
+    removal.remove(places.builds)
     ssh.make_key(places)
     # other labs wait until this one's host.json files say which addresses it has
     with neighbours.alone(places) as others:
@@ -259,6 +260,7 @@ def build(places: Places, releases: tuple[str, ...]) -> None:
         for label in daemons.SUITES:
             daemons.daemon(places, label, root)
         say(f"{release}: {root}")
+    removal.remove(places.builds)
 
 
 def _count(some: list[hosts.Host]) -> str:

@@ -64,8 +64,9 @@ def apt_options() -> list[str]:
 
 def _build(places: Places, release: str, ready: Path) -> None:
     building = places.builds / ready.name
+    temporary = places.builds / "tmp"
     removal.remove(building)
-    building.parent.mkdir(parents=True, exist_ok=True)
+    temporary.mkdir(parents=True, exist_ok=True)
     uri = sources.machine_uri()
     command: list[str | Path] = [
         # it mounts the machine's /dev/shm and more: in namespaces that end with it, whatever ends it
@@ -81,7 +82,7 @@ def _build(places: Places, release: str, ready: Path) -> None:
     ]
     if uri is not None:
         command.append(source_line(uri, release))
-    processes.run(command, log=places.base / f"cache/logs/root-{release}.log", env=_environment())
+    processes.run(command, log=places.base / f"cache/logs/root-{release}.log", env=_environment(temporary))
     for pattern in _NOT_FOR_HOSTS:
         for path in building.glob(pattern):
             path.unlink()
@@ -89,10 +90,13 @@ def _build(places: Places, release: str, ready: Path) -> None:
     os.rename(building, ready)
 
 
-def _environment() -> dict[str, str]:
-    """A proxy may be known to the caller's environment alone."""
+def _environment(temporary: Path) -> dict[str, str]:
+    """A proxy may be known to the caller's environment alone.
+
+    :param temporary: for what a killed mmdebstrap leaves, so that it goes with the rest of the build.
+    """
     proxies = {name: value for name, value in os.environ.items() if name.lower() in ("http_proxy", "https_proxy")}
-    return {**processes.ENVIRONMENT, **proxies}
+    return {**processes.ENVIRONMENT, **proxies, "TMPDIR": str(temporary)}
 
 
 def source_line(uri: str, suite: str) -> str:
