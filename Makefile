@@ -22,7 +22,7 @@ demo: setup ## set everything up, boot a small fleet with simulated GPUs, put MP
 	@scripts/demo.sh $(DEMO_HOSTS) $(DEMO_GPUS)
 
 .PHONY: test
-test: setup lint unit molecule ## everything that must hold: style, units, contracts, real systemd hosts
+test: setup lint unit controllers molecule ## everything that must hold: style, units, contracts, real systemd hosts
 
 .PHONY: setup
 setup: $(VENV)/.complete ## install what the rest needs (apt packages, a Python environment in .venv)
@@ -43,6 +43,10 @@ lint: setup ## ruff, mypy --strict, yamllint, ansible-lint (production profile)
 .PHONY: unit
 unit: setup lab-parts ## unit tests, and contract tests against NVIDIA's control daemons 535, 550 and 555
 	pytest -q tests/unit tests/contract
+
+.PHONY: controllers
+controllers: setup lab-parts ## the oldest and the newest Ansible, each on its own Python, converge a host
+	pytest -q tests/lab
 
 .PHONY: molecule
 molecule: setup lab-parts ## the scenarios `default` and `reboot` on real systemd hosts

@@ -53,7 +53,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def _pynvml() -> dict[str, bytes]:
-    """pynvml.py and its licence, from the nvidia-ml-py that this Python has."""
+    """pynvml.py, whose head carries its licence, from the nvidia-ml-py that this Python has."""
     try:
         distribution = importlib.metadata.distribution("nvidia-ml-py")
     except importlib.metadata.PackageNotFoundError:

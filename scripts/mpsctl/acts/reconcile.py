@@ -101,8 +101,6 @@ class _Plan:
     files: list[File]
     program: Optional[Path]
     leftovers: list[str]
-    rewritten: set[str]
-    """instances whose file is written anew"""
     waiting: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
     """instances that are held back: why, and for which clients"""
 
@@ -116,13 +114,14 @@ class _Plan:
         return [i for i in self.instances if self.statuses[i.name].active and self.statuses[i.name].restart_needed]
 
     def to_reload(self) -> list[Instance]:
-        return [
-            i
-            for i in self.instances
-            if self.statuses[i.name].active
-            and not self.statuses[i.name].restart_needed
-            and self.statuses[i.name].reload_needed
-        ]
+        return [i for i in self.instances if self.statuses[i.name].active and self._reload_helps(self.statuses[i.name])]
+
+    def _reload_helps(self, status: Status) -> bool:
+        if not status.restart_needed:
+            return status.reload_needed
+        # Its restart is held back: the clients to come get the new limits all the same.
+        values = [*status.values, *(value for server in status.servers for value in server.values)]
+        return status.instance in self.waiting and not all(value.in_force for value in values)
 
 
 def reconcile(world: World, request: Request, check: bool, program: Optional[Path] = None) -> Answer:
@@ -198,7 +197,6 @@ def _plan(
     wished = [*map(_with_binary, request.files), *(File(world.places.conf(name), text) for name, text in texts.items())]
     differing = [file for file in wished if not _is_as_wished(file)]
     statuses = {status.instance: status for status in proofs.look(world, instances, gpus, None)}
-    rewritten = {file.path.stem for file in differing if file.path.parent == world.places.configuration}
     leftovers = [
         name
         for name in configuration.names(world)
@@ -212,7 +210,6 @@ def _plan(
         files=differing,
         program=program if program is not None and not _same_file(program, world.places.program) else None,
         leftovers=leftovers,
-        rewritten=rewritten,
     )
     plan.waiting = _who_waits(plan, gpus)
     return plan

@@ -347,6 +347,19 @@ def test_what_is_pending_is_done_once_the_clients_are_gone(fleet: Fleet) -> None
     assert answer.instances["a"]["gpus"][0]["uuid"] == uuid(1)
 
 
+def test_a_held_back_restart_holds_back_no_limit(fleet: Fleet) -> None:
+    """Clients that connect meanwhile get the new limit; the daemon is the same."""
+    fleet.converge(a=conf(fleet, "a", GPUs="0", DeviceMemoryLimit="4G"))
+    daemon = fleet.host.running("a")
+    daemon.start_server(9001, clients=[4242])
+    wished = conf(fleet, "a", GPUs="1", DeviceMemoryLimit="6G")
+    assert fleet.converge(a=wished).pending
+    assert fleet.host.running("a") is daemon
+    assert daemon.limits == {"0": 6144 * MIB}
+    assert daemon.servers[9001].limits == {"0": 6144 * MIB}
+    assert not fleet.converge(a=wished).changed
+
+
 def test_a_gpu_whose_clients_wait_keeps_its_compute_mode_while_others_move(fleet: Fleet) -> None:
     """In another mode any process could use it beside them."""
     fleet.converge(a=conf(fleet, "a", GPUs="0"), b=conf(fleet, "b", GPUs="1"))
