@@ -1,5 +1,8 @@
 """Putting limits in force and opening the gate (ExecStartPost and ExecReload of the unit).
 
+With an eager server (mps_server_user, mps_multi_user) the order is: limits, the wished compute mode, the
+server, the gate. The server then holds the GPU from the first moment and spares the first client its wait.
+
 The daemon forgets every limit when it ends and takes anything for a value; its environment variable for
 memory limits nobody (driver 580, H200). So limits are set by command at every start, read back, and only
 then can a client find the daemon.
@@ -11,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Optional, Sequence
 
-from mpsctl.acts import prepare
+from mpsctl.acts import compute_modes
 from mpsctl.outside import daemon as control
 from mpsctl.outside import pipe, procfs
 from mpsctl.outside.daemon import Daemon
@@ -21,12 +24,13 @@ from mpsctl.state.wish import Step, Wish, memory_of, steps
 from mpsctl.state.world import World
 from mpsctl.values import daemon_environment
 from mpsctl.values.daemon_environment import DaemonEnvironment
-from mpsctl.values.errors import NotInForce, NotReady
+from mpsctl.values.errors import BadValue, NotInForce, NotReady
 from mpsctl.values.instance import Instance
 
 _START_DEADLINE_S = 30
 _EXEC_DEADLINE_S = 5
 _POLL_S = 0.02
+_SERVER_POLL_S = 0.05
 
 
 def apply(world: World, name: str, main_pid: Optional[int] = None) -> list[str]:
@@ -47,16 +51,17 @@ def apply(world: World, name: str, main_pid: Optional[int] = None) -> list[str]:
     with world.nvml() as nvml:
         gpus = nvml.gpus()
         wished = configuration.resolve(instance, gpus)
+        wish = Wish.of(instance, memory_of(running.devices, gpus))
+        known = record.read(world, name, pid)
+        if known is not None and known.limits_mib != wish.limits_mib:
+            # Should this break off halfway, the getters cannot tell how far it came: nothing old is believed then.
+            record.write(world, name, replace(known, limits_mib=()))
+        changes += _put_in_force(daemon, wish, known)
         if tuple(device.uuid for device in wished) == running.devices:
-            changes += prepare.set_compute_mode(world, nvml, instance, wished)
+            changes += compute_modes.take(world, nvml, instance, wished)
         else:
             world.say(f"the daemon still serves {', '.join(running.devices)}: restart the unit to change its GPUs")
-    wish = Wish.of(instance, memory_of(running.devices, gpus))
-    known = record.read(world, name, pid)
-    if known is not None and known.limits_mib != wish.limits_mib:
-        # Should this break off halfway, the getters cannot tell how far it came: nothing old is believed then.
-        record.write(world, name, replace(known, limits_mib=()))
-    changes += _put_in_force(daemon, wish, known)
+    changes += _start_server(world, instance, daemon)
     started_at = procfs.started_at(pid)
     if not procfs.alive(pid) or started_at is None:
         raise NotReady(f"the control daemon (pid {pid}) ended while its limits were set")
@@ -109,6 +114,50 @@ def _wait_until_it_answers(world: World, instance: Instance, daemon: Daemon, pid
             if world.now_s() >= end_s:
                 raise NotReady(f"after {_START_DEADLINE_S} s: {error}") from None
         world.sleep_s(_POLL_S)
+
+
+def _start_server(world: World, instance: Instance, daemon: Daemon) -> list[str]:
+    """Start the server of the instance's user, if one is named and none is up; what was changed.
+
+    The command returns before the server is up and its exit code proves nothing (control daemons 535 to 555),
+    so the server is waited for.
+
+    :raises NotReady: if it does not come up within 30 s.
+    """
+    if instance.eager_server is None:
+        return []
+    uid = _uid_of(instance.eager_server)
+    end_s = world.now_s() + _START_DEADLINE_S
+    asked = False
+    while True:
+        for server in control.servers(daemon):
+            # 535 does not tell a server's state: there one that is listed and lives is taken for up.
+            up = procfs.alive(server.pid) if server.state is None else server.state == "ACTIVE"
+            if up and procfs.uid(server.pid) == uid:
+                return [f"server {server.pid} of user {instance.eager_server} started"] if asked else []
+        if not asked:
+            daemon.ask([f"start_server -uid {uid}"])
+            asked = True
+        if world.now_s() >= end_s:
+            raise NotReady(
+                f"the server of user {instance.eager_server} did not come up within {_START_DEADLINE_S} s;"
+                f" `journalctl -u {instance.unit}` has its last words"
+            )
+        world.sleep_s(_SERVER_POLL_S)
+
+
+def _uid_of(user: str) -> int:
+    """:raises BadValue: if the host has no such user."""
+    if user.isdigit():
+        return int(user)
+    import pwd
+
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise BadValue(
+            f"the user {user!r}", "a user of this host", "make it, or name another", "ServerUser", "mps_server_user"
+        ) from None
 
 
 def _put_in_force(daemon: Daemon, wish: Wish, known: Optional[InForce]) -> list[str]:

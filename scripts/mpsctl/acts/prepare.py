@@ -9,13 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Optional
 
+from mpsctl.acts import compute_modes
 from mpsctl.outside import files, hardware, pipe
-from mpsctl.outside.nvml import Nvml
 from mpsctl.state import configuration, record
 from mpsctl.state.world import World
 from mpsctl.values.daemon_environment import DaemonEnvironment
 from mpsctl.values.errors import BadValue, MpsctlError, NotReady
-from mpsctl.values.gpu import Device, Gpu
+from mpsctl.values.gpu import PROHIBITED, Device
 from mpsctl.values.instance import Instance
 
 _POLL_S = 0.5
@@ -60,13 +60,37 @@ def prepare(world: World, name: str) -> DaemonEnvironment:
             f"a control daemon (pid {pid}) that this unit did not start serves {public}; end its clients, then"
             f" `echo quit | CUDA_MPS_PIPE_DIRECTORY={public} nvidia-cuda-mps-control`"
         )
+    flags = _flags(instance)
     devices = _with_driver(world, instance)
     pipe.remove_private(public)
     private = pipe.new_private(public)
-    environment = DaemonEnvironment(private, tuple(device.uuid for device in devices), hardware.SEARCH_PATH)
+    environment = DaemonEnvironment(private, tuple(device.uuid for device in devices), hardware.SEARCH_PATH, flags)
     files.write(environment_file(world, name), environment.as_file(), lasting=False)
     world.say(f"prepared {private} for {', '.join(str(device) for device in devices)}")
     return environment
+
+
+def _flags(instance: Instance) -> str:
+    """How the daemon is told to serve several users.
+
+    :raises BadValue: if this host's daemon cannot.
+    """
+    flag = hardware.multi_user_flag() if instance.multi_user else ""
+    if flag is None:
+        raise no_multi_user()
+    return flag
+
+
+def no_multi_user() -> BadValue:
+    """The refusal of multi-user mode on a host whose daemon does not know it."""
+    return BadValue(
+        "yes",
+        f"a control daemon that can serve several users (555 or newer), which this host's"
+        f" {hardware.binary(hardware.CONTROL_DAEMON)} is not",
+        "set it to no, or upgrade the daemon",
+        key="MultiUser",
+        variable="mps_multi_user",
+    )
 
 
 def environment_file(world: World, name: str) -> Path:
@@ -82,7 +106,10 @@ def _with_driver(world: World, instance: Instance) -> tuple[Device, ...]:
         try:
             with world.nvml() as nvml:
                 devices = configuration.resolve(instance, nvml.gpus())
-                set_compute_mode(world, nvml, instance, devices)
+                if instance.when_down == PROHIBITED:
+                    compute_modes.close(world, nvml, devices)
+                else:
+                    compute_modes.take(world, nvml, instance, devices)
                 return devices
         except (NotReady, BadValue) as error:
             # A GPU may still be missing while the driver comes up; a value that can never fit is not waited for.
@@ -99,39 +126,6 @@ def _with_driver(world: World, instance: Instance) -> tuple[Device, ...]:
 def _after_waiting(error: MpsctlError, waited_s: int) -> MpsctlError:
     """The same error, saying how long was waited."""
     return NotReady(f"after {waited_s} s: {error}")
-
-
-def set_compute_mode(world: World, nvml: Nvml, instance: Instance, devices: tuple[Device, ...]) -> list[str]:
-    """Bring the GPUs into the wished compute mode; what was changed.
-
-    The mode found before the first change is recorded once per GPU and never overwritten, so that removing
-    the instance can bring it back. The driver forgets the mode at every reboot.
-    """
-    changes = []
-    for device in devices:
-        if instance.compute_mode is None or device.gpu.compute_mode == instance.compute_mode:
-            continue
-        _record_former_mode(world, device.gpu)
-        nvml.set_compute_mode(device.gpu, instance.compute_mode)
-        changes.append(f"compute mode of {device.gpu}: {device.gpu.compute_mode} -> {instance.compute_mode}")
-        world.say(changes[-1])
-    return changes
-
-
-def _former_mode_file(world: World, uuid: str) -> Path:
-    # One file for each GPU: instances start side by side.
-    return world.places.state / "former-compute-modes" / uuid
-
-
-def former_mode(world: World, gpu: Gpu) -> Optional[str]:
-    """The compute mode of a GPU as it was before this program first changed it, or None if it never did."""
-    text = files.read_text(_former_mode_file(world, gpu.uuid))
-    return text.strip() if text else None
-
-
-def _record_former_mode(world: World, gpu: Gpu) -> None:
-    if gpu.compute_mode is not None and former_mode(world, gpu) is None:
-        files.write(_former_mode_file(world, gpu.uuid), f"{gpu.compute_mode}\n")
 
 
 def _back_off(world: World, name: str) -> None:

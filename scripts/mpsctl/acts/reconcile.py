@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence
 
-from mpsctl.acts import stop
+from mpsctl.acts import compute_modes, prepare, stop
 from mpsctl.outside import bytecode, files, hardware, procfs, systemd
 from mpsctl.proofs import status as proofs
 from mpsctl.proofs.status import Status
@@ -177,6 +177,8 @@ def _wished_instances(request: Request, gpus: Sequence[Gpu]) -> tuple[list[Insta
         listed = [(str(gpu.index), request.instance_per_gpu) for gpu in gpus]
     instances = [parse_conf(text, name) for name, text in listed]
     check_gpus(instances)
+    if any(instance.multi_user for instance in instances) and hardware.multi_user_flag() is None:
+        raise prepare.no_multi_user()
     owners: dict[str, str] = {}
     for instance in instances:
         for device in configuration.resolve(instance, gpus):
@@ -384,6 +386,11 @@ def _remove(world: World, name: str) -> None:
     unit = f"mps-control@{name}.service"
     systemd.ensure(world.systemd.act("disable", [unit]), f"systemctl disable {unit}")
     systemd.ensure(world.systemd.act("stop", [unit]), f"systemctl stop {unit}")
+    try:
+        # Where a GPU is closed while MPS is down, the stop left it so.
+        stop.restore_modes(world, configuration.load(world, name))
+    except BadValue as error:
+        world.say(f"the compute modes of {name} were left as they are: {error}")
     world.places.conf(name).unlink(missing_ok=True)
     files.sync_directory(world.places.configuration)
 
@@ -398,7 +405,7 @@ def _restore_freed_gpus(world: World, plan: _Plan, gpus: Sequence[Gpu]) -> None:
     with world.nvml() as nvml:
         for gpu in nvml.gpus():
             if gpu.uuid not in served:
-                stop.restore_compute_mode(world, nvml, gpu, "exclusive_process")
+                compute_modes.restore(world, nvml, gpu, "exclusive_process")
 
 
 def _read_back(world: World, plan: _Plan, answer: Answer, problems: Sequence[str]) -> None:

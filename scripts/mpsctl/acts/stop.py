@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Optional
 
-from mpsctl.acts import prepare
+from mpsctl.acts import compute_modes, prepare
 from mpsctl.outside import pipe, procfs
 from mpsctl.outside.nvml import Nvml
 from mpsctl.state import configuration, record
 from mpsctl.state.world import World
 from mpsctl.values import daemon_environment
 from mpsctl.values.errors import MpsctlError, NotReady
-from mpsctl.values.gpu import PROHIBITED, Gpu
-from mpsctl.values.instance import Instance
+from mpsctl.values.instance import PROHIBITED, Instance
 
 _GRACE_S = 3
 _POLL_S = 0.05
@@ -54,43 +53,49 @@ def stop(world: World, name: str, main_pid: Optional[int]) -> bool:
 
 
 def release(world: World, name: str) -> None:
-    """Undo what ``prepare`` did to the host, on a real stop only.
+    """Undo what ``prepare`` did to the host, on a real stop only; close the GPU where that is wished.
 
     systemd runs this before every automatic restart too (and for a restart job, where a moment in another
     compute mode would let other processes onto the GPU); the job in the queue tells them apart.
     """
     instance = configuration.load(world, name)
     pipe.close_gate(Path(instance.pipe_directory))
-    if world.systemd.job(instance.unit) != "stop":
-        return
-    undo(world, instance)
+    if instance.when_down == PROHIBITED:
+        _close_gpus(world, instance)
+    if world.systemd.job(instance.unit) == "stop":
+        _forget(world, instance)
+        if instance.when_down != PROHIBITED:
+            restore_modes(world, instance)
 
 
-def undo(world: World, instance: Instance) -> None:
-    """Compute modes back to what they were before the first start; our files of this run gone."""
+def _close_gpus(world: World, instance: Instance) -> None:
+    """From now until the next start has its limits in force, no process may use the GPUs."""
+    try:
+        with world.nvml() as nvml:
+            compute_modes.close(world, nvml, configuration.resolve(instance, nvml.gpus()))
+    except MpsctlError as error:
+        world.say(f"the GPU could not be closed: {error}")
+
+
+def _forget(world: World, instance: Instance) -> None:
+    """Remove our files of this run."""
     record.forget_starts(world, instance.name)
     record.forget(world, instance.name)
     prepare.environment_file(world, instance.name).unlink(missing_ok=True)
+    pipe.remove_private(Path(instance.pipe_directory))
+
+
+def restore_modes(world: World, instance: Instance) -> None:
+    """Bring the compute modes back to what they were before the first start."""
     try:
         with world.nvml() as nvml:
             _restore_compute_modes(world, nvml, instance)
     except MpsctlError as error:
         world.say(f"the compute mode could not be brought back: {error}")
-    pipe.remove_private(Path(instance.pipe_directory))
 
 
 def _restore_compute_modes(world: World, nvml: Nvml, instance: Instance) -> None:
     if instance.compute_mode is None:
         return
     for device in configuration.resolve(instance, nvml.gpus()):
-        restore_compute_mode(world, nvml, device.gpu, instance.compute_mode)
-
-
-def restore_compute_mode(world: World, nvml: Nvml, gpu: Gpu, ours: str) -> bool:
-    """Bring back the mode from before the first start, if the present one is ours (``ours`` or prohibited)."""
-    mode = prepare.former_mode(world, gpu)
-    if mode is None or mode == gpu.compute_mode or gpu.compute_mode not in (ours, PROHIBITED):
-        return False
-    nvml.set_compute_mode(gpu, mode)
-    world.say(f"compute mode of {gpu}: {gpu.compute_mode} -> {mode}, as before the first start")
-    return True
+        compute_modes.restore(world, nvml, device.gpu, instance.compute_mode)

@@ -86,3 +86,25 @@ def os_release() -> dict[str, str]:
                 found[key] = value.strip().strip("\"'")
         break
     return {key: found.get(key, "") for key in ("ID", "ID_LIKE", "VERSION_ID")}
+
+
+def multi_user_flag() -> Optional[str]:
+    """How this host's control daemon is told to serve several users at once, or None if it cannot.
+
+    Asked of the binary itself: 555 knows ``-multiuser-server``, driver 580 ``-M`` as well, 535 and 550
+    neither. Given a flag that it does not know, an old one becomes a front-end and ends (control daemons 535,
+    550, 555).
+    """
+    path = binary(CONTROL_DAEMON)
+    try:
+        content = path.read_bytes() if path else b""
+    except OSError:
+        return None
+    if b"--multiuser-server" in content:
+        return "-M"
+    return "-multiuser-server" if b"-multiuser-server" in content else None
+
+
+def serves_several_users(command: str) -> bool:
+    """Whether a control daemon with this command line was told to."""
+    return any(word in ("-M", "-multiuser-server", "--multiuser-server") for word in command.split())

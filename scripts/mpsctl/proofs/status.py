@@ -119,7 +119,7 @@ def _look_at_one(
         status.findings.append(str(error))
     for ordinal, device in enumerate(devices):
         status.gpus.append(_gpu(instance, ordinal, device))
-        wished = instance.compute_mode
+        wished = instance.compute_mode if status.active else instance.compute_mode_when_down
         if wished is not None and device.gpu.compute_mode != wished:
             status.reload_needed = True
             status.findings.append(f"{device}: compute mode is {device.gpu.compute_mode}, wished {wished}")
@@ -127,7 +127,7 @@ def _look_at_one(
     pid = int(status.unit["main_pid"])
     if pid:
         _look_at_daemon(world, instance, devices, gpus, pid, status)
-    elif any(device.gpu.compute_mode not in (None, "default") for device in devices):
+    elif any(device.gpu.compute_mode not in (None, "default", instance.compute_mode_when_down) for device in devices):
         status.findings.append("the GPU is not in default compute mode and no daemon serves it: nobody can use it")
     status.as_wished = not status.findings
     return status
@@ -196,6 +196,10 @@ def _look_at_daemon(
             status.restart_needed = (
                 f"the daemon serves {', '.join(running.devices)}, wished {', '.join(wished_devices)}"
             )
+        elif hardware.serves_several_users(procfs.command(pid)) != instance.multi_user:
+            status.restart_needed = (
+                f"the daemon serves {'one user' if instance.multi_user else 'several users'} at a time"
+            )
     if status.restart_needed:
         status.findings.append(f"a restart is needed: {status.restart_needed}")
     if private is None:
@@ -238,6 +242,9 @@ def _look_at_limits(
             status.findings.append(
                 f"server {server.pid} is in state FAULT: new clients must wait until the old ones end"
             )
+    if status.active and instance.eager_server is not None and not status.servers:
+        status.reload_needed = True
+        status.findings.append(f"no server of user {instance.eager_server} holds the GPU, as mps_server_user wishes")
     for where, values in [("default", status.values)] + [(f"server {s.pid}", s.values) for s in status.servers]:
         for value in values:
             if not value.in_force:

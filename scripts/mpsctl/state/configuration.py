@@ -74,6 +74,11 @@ def _check_fits(instance: Instance, device: Device) -> None:
         raise _refused(
             "ComputeMode", f"exclusive_process on {device}", "default or null on MIG devices", "set it to null there"
         )
+    if instance.multi_user and device.gpu.pre_volta:
+        # Pascal takes the flag, and then refuses its clients (field reports of driver 580).
+        raise _refused(
+            "MultiUser", f"yes on {device}, older than Volta", "no on GPUs before Volta", "set it to no there"
+        )
     if instance.limit is not None and instance.limit.on(device.memory_mib) > device.memory_mib:
         raise _refused(
             "DeviceMemoryLimit",

@@ -20,6 +20,7 @@ class DaemonEnvironment:
     pipe_directory: Path
     devices: tuple[str, ...]
     path: Sequence[str] = ()
+    flags: str = ""
 
     def as_file(self) -> str:
         """An EnvironmentFile of systemd."""
@@ -28,6 +29,7 @@ class DaemonEnvironment:
             f"{PIPE_DIRECTORY}={self.pipe_directory}",
             f"{VISIBLE_DEVICES}={','.join(self.devices)}",
             f"PATH={':'.join(self.path)}",
+            f"MPS_CONTROL_FLAGS={self.flags}",
         ]
         return "\n".join(lines) + "\n"
 

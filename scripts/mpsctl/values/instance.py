@@ -22,6 +22,9 @@ VARIABLES: Mapping[str, str] = {
     "GPUs": "mps_instances",
     "PipeDirectory": "mps_pipe_root",
     "ComputeMode": "mps_compute_mode",
+    "WhenDown": "mps_when_down",
+    "MultiUser": "mps_multi_user",
+    "ServerUser": "mps_server_user",
     "DeviceMemoryLimit": "mps_device_memory_limit",
     "ActiveThreadPercentage": "mps_active_thread_percentage",
     "ClientPriority": "mps_client_priority",
@@ -31,7 +34,7 @@ VARIABLES: Mapping[str, str] = {
 """The role's variable behind each key of the file."""
 
 _SECTIONS: Mapping[str, Sequence[str]] = {
-    "Instance": ("GPUs", "PipeDirectory", "ComputeMode"),
+    "Instance": ("GPUs", "PipeDirectory", "ComputeMode", "WhenDown", "MultiUser", "ServerUser"),
     "Limits": ("DeviceMemoryLimit", "ActiveThreadPercentage", "ClientPriority"),
     "Timeouts": ("DriverTimeoutSec", "StopTimeoutSec"),
 }
@@ -43,6 +46,8 @@ socket address. At 88 it exits with 1 and says nothing (control daemons 535, 550
 PRIVATE_NAME_BYTES = 12
 """The daemon's own directory inside the public one: a dot and 11 characters that cannot be guessed."""
 
+RESTORE, PROHIBITED = "restore", "prohibited"
+_USER = re.compile(r"[a-z_][a-z0-9_.-]{0,31}|0|[1-9][0-9]{0,9}", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
 _PATH = re.compile(r"(?:/[A-Za-z0-9_.-]+)+")
 _UNSAFE_ROOTS = ("/tmp", "/var/tmp", "/dev/shm", "/root")
@@ -60,11 +65,27 @@ class Instance:
     gpus: tuple[str, ...]
     pipe_directory: str
     compute_mode: Optional[str] = None
+    when_down: str = RESTORE
+    multi_user: bool = False
+    server_user: Optional[str] = None
     limit: Optional[Quantity] = None
     thread_percentage: Optional[float] = None
     client_priority: Optional[int] = None
     driver_timeout_s: int = 90
     stop_timeout_s: int = 20
+
+    @property
+    def eager_server(self) -> Optional[str]:
+        """The user whose server is started before the first client comes, or None: it comes with the client.
+
+        In multi-user mode every client is served by root's (driver 580, H200).
+        """
+        return "root" if self.multi_user else self.server_user
+
+    @property
+    def compute_mode_when_down(self) -> Optional[str]:
+        """What the mode has to be while no daemon serves the GPUs, or None where that is not ours to say."""
+        return PROHIBITED if self.when_down == PROHIBITED else None
 
     @property
     def unit(self) -> str:
@@ -132,13 +153,51 @@ def from_values(values: Mapping[str, str], name: str) -> Instance:
         "gpus": get("GPUs", check_gpu_list),
         "pipe_directory": get("PipeDirectory", check_pipe_directory),
         "compute_mode": get("ComputeMode", check_compute_mode),
+        "when_down": get("WhenDown", check_when_down),
+        "multi_user": get("MultiUser", check_multi_user),
+        "server_user": get("ServerUser", check_server_user),
         "limit": get("DeviceMemoryLimit", quantity.parse),
         "thread_percentage": get("ActiveThreadPercentage", check_thread_percentage),
         "client_priority": get("ClientPriority", check_client_priority),
         "driver_timeout_s": get("DriverTimeoutSec", check_timeout_s),
         "stop_timeout_s": get("StopTimeoutSec", check_timeout_s),
     }
-    return Instance(name=name, **{k: v for k, v in fields.items() if v is not None})  # type: ignore[arg-type]
+    instance = Instance(name=name, **{k: v for k, v in fields.items() if v is not None})  # type: ignore[arg-type]
+    _check_together(instance)
+    return instance
+
+
+def _check_together(instance: Instance) -> None:
+    """What only makes sense together.
+
+    :raises BadValue: for a prohibited GPU that no server would hold, and for a server that nobody would use.
+    """
+    if instance.when_down == PROHIBITED:
+        if instance.compute_mode != gpu_names.EXCLUSIVE_PROCESS:
+            raise _refused(
+                "WhenDown",
+                f"prohibited with the compute mode {instance.compute_mode or 'not managed'}",
+                "exclusive_process: in another mode nothing would keep the GPU for MPS",
+                "set mps_compute_mode to exclusive_process, or mps_when_down to restore",
+            )
+        if instance.eager_server is None:
+            raise _refused(
+                "WhenDown",
+                "prohibited without a server that takes the GPU at once",
+                "mps_server_user, or mps_multi_user",
+                "name the user whose clients connect",
+            )
+    if instance.multi_user and instance.server_user not in (None, "root", "0"):
+        raise _refused(
+            "ServerUser",
+            f"{instance.server_user!r} with mps_multi_user",
+            "no user: in multi-user mode root's server serves everyone",
+            "take one of the two",
+        )
+
+
+def _refused(key: str, found: str, expected: str, remedy: str) -> BadValue:
+    return BadValue(found, expected, remedy, key, VARIABLES[key])
 
 
 def check_name(name: object) -> str:
@@ -249,6 +308,35 @@ def check_compute_mode(text: object) -> str:
     if text in (gpu_names.EXCLUSIVE_PROCESS, gpu_names.DEFAULT):
         return str(text)
     raise BadValue(repr(text), "exclusive_process or default (or nothing: not managed)", "write exclusive_process")
+
+
+def check_when_down(text: object) -> str:
+    """:raises BadValue: if it is neither ``restore`` nor ``prohibited``."""
+    if text in (RESTORE, PROHIBITED):
+        return str(text)
+    raise BadValue(repr(text), "restore or prohibited", "write restore")
+
+
+def check_multi_user(value: object) -> bool:
+    """systemd's words for a boolean.
+
+    :raises BadValue: otherwise.
+    """
+    words = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
+    known = words.get(str(value).lower())
+    if known is None:
+        raise BadValue(repr(value), "yes or no", "write no")
+    return known
+
+
+def check_server_user(value: object) -> str:
+    """A user by name or number; whether the host has it is seen there.
+
+    :raises BadValue: if it is neither.
+    """
+    if isinstance(value, bool) or not _USER.fullmatch(str(value)):
+        raise BadValue(repr(value), "a user's name or number", "write for example 1000")
+    return str(value)
 
 
 def check_thread_percentage(value: object) -> float:

@@ -38,5 +38,6 @@ def host(root: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr(procfs, "pids", lambda: iter(list(table)))
     monkeypatch.setattr(hardware, "binary", lambda name: Path("/usr/bin") / name)
     monkeypatch.setattr(hardware, "nvidia_on_bus", lambda: True)
+    monkeypatch.setattr(hardware, "multi_user_flag", lambda: "-multiuser-server")
     monkeypatch.setattr(hardware, "driver_version", lambda: "580.159.04")
     return made

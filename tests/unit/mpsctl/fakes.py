@@ -90,6 +90,7 @@ class FakeNvml:
         self.lost: set[int] = set()
         self.refuses: Optional[str] = None
         self.modes_set: list[tuple[int, str]] = []
+        self.on_mode: Callable[[str], None] = lambda mode: None
 
     @contextmanager
     def opened(self) -> Iterator[Nvml]:
@@ -110,6 +111,7 @@ class FakeNvml:
         if self.refuses or gpu.compute_mode is None:
             raise NotInForce(f"{gpu}: compute mode {mode} was refused by NVML: {self.refuses or 'Not Supported'}")
         self.modes_set.append((gpu.index, mode))
+        self.on_mode(mode)
         self.all = [replace(one, compute_mode=mode) if one.index == gpu.index else one for one in self.all]
 
     def compute_processes(self, gpu: Gpu) -> list[int]:
@@ -174,6 +176,7 @@ class FakeDaemon:
         self.deaf_to: Optional[str] = None
         self.before_command: Callable[[str], None] = lambda command: None
         self.on_quit: Callable[[], None] = lambda: None
+        self.on_start_server: Callable[[int], None] = lambda uid: None
         self.commands: list[str] = []
 
     @property
@@ -201,6 +204,9 @@ class FakeDaemon:
         if verb == "quit":
             self.on_quit()
             raise Unreachable("no control daemon listens any more")
+        if verb == "start_server":
+            self.on_start_server(int(words[1]))  # says nothing, whatever becomes of it
+            return []
         if verb == "get_server_list":
             return [str(pid) for pid in self.servers]
         if verb == "get_server_status" and self.version < 550:
@@ -365,7 +371,7 @@ class Host:
         """The text of an instance's file; keys by their names in it, None leaves one out."""
         wished = {"GPUs": "%i", "PipeDirectory": f"{self.pipe_root}/%i", **(more or {}), **values}
         sections = {
-            "Instance": ("GPUs", "PipeDirectory", "ComputeMode"),
+            "Instance": ("GPUs", "PipeDirectory", "ComputeMode", "WhenDown", "MultiUser", "ServerUser"),
             "Limits": ("DeviceMemoryLimit", "ActiveThreadPercentage", "ClientPriority"),
             "Timeouts": ("DriverTimeoutSec", "StopTimeoutSec"),
         }
@@ -394,12 +400,20 @@ class Host:
 
     def launch(self, environment: dict[str, str]) -> FakeDaemon:
         """A control daemon, as ExecStart does it."""
-        pid = self.process("nvidia-cuda-mps-control", "/usr/bin/nvidia-cuda-mps-control -f", environment)
+        flags = environment.pop("MPS_CONTROL_FLAGS", "")
+        command = f"/usr/bin/nvidia-cuda-mps-control -f {flags}".strip()
+        pid = self.process("nvidia-cuda-mps-control", command, environment)
         daemon = self.new_daemon(pid)
         daemon.pid = pid
         daemon.on_quit = lambda: self.kill(pid)
+        daemon.on_start_server = lambda uid: self._start_server(daemon, environment["CUDA_VISIBLE_DEVICES"], uid)
         self.daemons[Path(environment["CUDA_MPS_PIPE_DIRECTORY"])] = daemon
         return daemon
+
+    def _start_server(self, daemon: FakeDaemon, devices: str, uid: int) -> None:
+        """A server needs a context: on a prohibited GPU it ends at once."""
+        if not any(gpu.compute_mode == "prohibited" for gpu in self.nvml.all if gpu.uuid in devices.split(",")):
+            daemon.start_server(self.process("nvidia-cuda-mps-server", "nvidia-cuda-mps-server", {}, uid))
 
     def kill(self, pid: int) -> None:
         """The process ends, and with a daemon all it knew; its sockets stay."""
@@ -418,6 +432,7 @@ class Host:
             {
                 "CUDA_MPS_PIPE_DIRECTORY": str(environment.pipe_directory),
                 "CUDA_VISIBLE_DEVICES": ",".join(environment.devices),
+                "MPS_CONTROL_FLAGS": environment.flags,
             }
         )
         unit = self.systemd.unit(f"mps-control@{name}.service")

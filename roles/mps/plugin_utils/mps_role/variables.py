@@ -34,15 +34,26 @@ _CHECKS: Mapping[str, Callable[[Any], object]] = {
     "active_thread_percentage": instances.check_thread_percentage,
     "client_priority": instances.check_client_priority,
     "compute_mode": instances.check_compute_mode,
+    "when_down": instances.check_when_down,
+    "multi_user": instances.check_multi_user,
+    "server_user": instances.check_server_user,
     "driver_timeout_s": instances.check_timeout_s,
     "stop_timeout_s": instances.check_timeout_s,
 }
 """By the variable's name without the prefix, which is the name of an instance's own value as well."""
 
-_MANAGED = ("pipe_root", "driver_timeout_s", "stop_timeout_s", "package", "serial")
+_MANAGED = ("when_down", "multi_user", "pipe_root", "driver_timeout_s", "stop_timeout_s", "package", "serial")
 """What has no meaning as null."""
 
-OVERRIDES = ("device_memory_limit", "active_thread_percentage", "client_priority", "compute_mode")
+OVERRIDES = (
+    "device_memory_limit",
+    "active_thread_percentage",
+    "client_priority",
+    "compute_mode",
+    "when_down",
+    "multi_user",
+    "server_user",
+)
 """What an instance may have of its own."""
 
 

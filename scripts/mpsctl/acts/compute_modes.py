@@ -1,0 +1,70 @@
+"""Compute modes of GPUs: taken at a start, given back at the end, and what holds in between.
+
+The order matters. Under ``exclusive_process`` the first process takes the whole GPU, so with
+``mps_when_down: prohibited`` nobody may use it until the limits are in force; then the mode becomes exclusive
+and the server is started at once. What stays open even so: from the driver's load to ``prepare``, from
+exclusive to the server's context, and while a server is replaced for another user.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Optional, Sequence
+
+from mpsctl.outside import files
+from mpsctl.outside.nvml import Nvml
+from mpsctl.state.world import World
+from mpsctl.values.gpu import PROHIBITED, Device, Gpu
+from mpsctl.values.instance import Instance
+
+
+def take(world: World, nvml: Nvml, instance: Instance, devices: Sequence[Device]) -> list[str]:
+    """Bring the GPUs into the wished compute mode; what was changed.
+
+    The mode found before the first change is recorded once per GPU and never overwritten, so that removing
+    the instance can bring it back. The driver forgets the mode at every reboot.
+    """
+    return [] if instance.compute_mode is None else _set(world, nvml, devices, instance.compute_mode)
+
+
+def close(world: World, nvml: Nvml, devices: Sequence[Device]) -> list[str]:
+    """Let no process use the GPUs until ``take``; what was changed."""
+    return _set(world, nvml, devices, PROHIBITED)
+
+
+def _set(world: World, nvml: Nvml, devices: Sequence[Device], mode: str) -> list[str]:
+    changes = []
+    for device in devices:
+        if device.gpu.compute_mode == mode:
+            continue
+        _record_former_mode(world, device.gpu)
+        nvml.set_compute_mode(device.gpu, mode)
+        changes.append(f"compute mode of {device.gpu}: {device.gpu.compute_mode} -> {mode}")
+        world.say(changes[-1])
+    return changes
+
+
+def _former_mode_file(world: World, uuid: str) -> Path:
+    # One file for each GPU: instances start side by side.
+    return world.places.state / "former-compute-modes" / uuid
+
+
+def former_mode(world: World, gpu: Gpu) -> Optional[str]:
+    """The compute mode of a GPU as it was before this program first changed it, or None if it never did."""
+    text = files.read_text(_former_mode_file(world, gpu.uuid))
+    return text.strip() if text else None
+
+
+def _record_former_mode(world: World, gpu: Gpu) -> None:
+    if gpu.compute_mode is not None and former_mode(world, gpu) is None:
+        files.write(_former_mode_file(world, gpu.uuid), f"{gpu.compute_mode}\n")
+
+
+def restore(world: World, nvml: Nvml, gpu: Gpu, ours: str) -> bool:
+    """Bring back the mode from before the first start, if the present one is ours (``ours`` or prohibited)."""
+    mode = former_mode(world, gpu)
+    if mode is None or mode == gpu.compute_mode or gpu.compute_mode not in (ours, PROHIBITED):
+        return False
+    nvml.set_compute_mode(gpu, mode)
+    world.say(f"compute mode of {gpu}: {gpu.compute_mode} -> {mode}, as before the first start")
+    return True
