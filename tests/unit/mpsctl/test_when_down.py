@@ -194,7 +194,7 @@ def test_after_a_reboot_the_gpu_is_closed_again_by_the_start(host: Host) -> None
     ],
 )
 def test_prohibited_needs_exclusive_mode_and_a_server(host: Host, values: dict[str, object]) -> None:
-    host.wish("0", **{**PROHIBITED, **values})  # type: ignore[arg-type]
+    host.wish("0", **{**PROHIBITED, **values})
     with pytest.raises(BadValue) as refused:
         prepare.prepare(host.world, "0")
     assert refused.value.variable == "mps_when_down"
