@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 PROJECT = Path(__file__).resolve().parents[2]
 BUNDLE = PROJECT / "build/gpu-bundle.tar.xz"
@@ -86,7 +86,7 @@ class Host:
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         return children[0]
 
-    def run(self, command: str, check: bool = True, quiet: bool = False) -> str:
+    def run(self, command: str, check: bool = True, quiet: bool = False, timeout_s: float = 180) -> str:
         """Run a shell command in the host; what it printed on both streams."""
         inside = [
             "env",
@@ -100,7 +100,7 @@ class Host:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=180,
+            timeout=timeout_s,
             check=False,
         )
         if not quiet:
@@ -176,19 +176,21 @@ def converge(host: Host, limit: str, more: str = "") -> str:
     )
 
 
-def kill_daemon_and_wait(host: Host) -> float:
+def kill_daemon_and_wait(host: Host, quiet: bool = False) -> float:
     """Seconds from kill -9 until the daemon answers with a limit again."""
     said = host.run(
         "kill -9 $(systemctl show -p MainPID --value mps-control@0); s=$(date +%s.%N);"
         " for i in $(seq 1000); do x=$(echo get_default_device_pinned_mem_limit 0 |"
         " CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps/0 nvidia-cuda-mps-control 2>/dev/null);"
         ' [ -n "$x" ] && break; sleep 0.01; done; e=$(date +%s.%N);'
-        " /usr/bin/python3 -c \"print('limit', '$x', 'after', round($e - $s, 3), 's')\""
+        " /usr/bin/python3 -c \"print('limit', '$x', 'after', round($e - $s, 3), 's')\"",
+        quiet=quiet,
     )
     return float(said.split()[-2])
 
 
-def main() -> int:
+def on_a_host(trial: Callable[[Host], None]) -> int:
+    """Run a trial on a host booted for it; the exit code of the program."""
     if os.geteuid() != 0 or not BUNDLE.is_file():
         print(f"first_run: found no root or no {BUNDLE}, expected both; run `make gpu-bundle` and start as root")
         return 2
@@ -274,4 +276,4 @@ def trial(host: Host) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(on_a_host(trial))
