@@ -30,6 +30,7 @@ def stop(world: World, name: str, main_pid: Optional[int]) -> bool:
     pipe.close_gate(Path(instance.pipe_directory))
     if main_pid is None or not procfs.alive(main_pid):
         return True
+    record.forget_starts(world, name)  # an end that was asked for is no crash, and slows no start down
     running = daemon_environment.of_process(procfs.environment(main_pid))
     if running is None:
         return False

@@ -295,6 +295,14 @@ def test_a_daemon_that_lasted_begins_anew(host: Host) -> None:
     assert pauses_s(host, 2) == [0, 0]
 
 
+def test_a_restart_that_was_asked_for_is_no_crash(host: Host) -> None:
+    host.wish()
+    pauses_s(host, 12)
+    host.start()
+    host.kill(host.restart().pid)
+    assert pauses_s(host, 3) == [0, 0, 0]
+
+
 def test_after_weeks_of_work_every_crash_is_a_first_one(host: Host) -> None:
     host.wish()
     assert set(pauses_s(host, 12, lasts_s=86_400)) == {0}
