@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Optional
 
 from mpsctl.values.errors import BadValue
@@ -28,14 +27,14 @@ class Quantity:
 
     text: str
     mib: Optional[int] = None
-    share: Optional[Fraction] = None
+    thousandths_percent: Optional[int] = None
 
     def on(self, memory_mib: int) -> int:
         """The quantity in whole MiB on a GPU of ``memory_mib`` MiB, rounded down; at least 1."""
         if self.mib is not None:
             return self.mib
-        assert self.share is not None
-        return max(1, int(memory_mib * self.share))
+        assert self.thousandths_percent is not None
+        return max(1, memory_mib * self.thousandths_percent // 100_000)
 
     def __str__(self) -> str:
         return self.text
@@ -56,11 +55,17 @@ def parse(text: object) -> Quantity:
         return Quantity(text, mib=mib)
     percent = _PERCENT.fullmatch(text)
     if percent:
-        share = Fraction(percent[1]) / 100
-        if 0 < share <= 1:
-            return Quantity(text, share=share)
+        share = _shifted(percent[1], 3)
+        if 0 < share <= 100_000:
+            return Quantity(text, thousandths_percent=share)
         raise BadValue(repr(text), "a percentage above 0 and up to 100", "write for example 20%")
     raise BadValue(repr(text), _EXPECTED, _suggestion(text))
+
+
+def _shifted(number: str, places: int) -> int:
+    """A decimal number times ten to the power of ``places``, exactly; it has no more places than that."""
+    whole, _, rest = number.partition(".")
+    return int(whole + rest.ljust(places, "0"))
 
 
 def _suggestion(text: str) -> str:
@@ -71,8 +76,8 @@ def _suggestion(text: str) -> str:
     if unit:
         return _write(f"{unit[1]}{unit[2].upper()}") or example
     fraction = re.fullmatch(r"([0-9]{1,9}\.[0-9]{1,9})\s*G(?:i?B)?", bare, re.IGNORECASE)
-    if fraction and Fraction(fraction[1]) > 0:
-        return _write(f"{max(1, int(Fraction(fraction[1]) * 1024))}M") or example
+    if fraction and _shifted(fraction[1], 9) > 0:
+        return _write(f"{max(1, _shifted(fraction[1], 9) * 1024 // 10**9)}M") or example
     if re.fullmatch(r"[1-9][0-9]{0,17}", bare):
         number = int(bare)
         if number >= 1 << 20:
