@@ -144,6 +144,7 @@ def reconcile(world: World, request: Request, check: bool, program: Optional[Pat
         return answer
     try:
         instances, texts = _wished_instances(request, gpus)
+        answer.warnings += _fit(world, instances, gpus, answer.host["driver_version"])
     except BadValue as error:
         answer.refused = f"{error.variable or 'mps_instances'}: {error}"
         return answer
@@ -186,6 +187,20 @@ def _wished_instances(request: Request, gpus: Sequence[Gpu]) -> tuple[list[Insta
                 raise one_gpu_twice(device.uuid, owners[device.uuid], instance.name)
             owners[device.uuid] = instance.name
     return instances, dict(listed)
+
+
+def _fit(world: World, instances: Sequence[Instance], gpus: Sequence[Gpu], driver: Optional[str]) -> list[str]:
+    """The arithmetic of every instance that says enough for one; what it warns of.
+
+    :raises BadValue: if clients cannot fit, or cannot even start.
+    """
+    found: list[str] = []
+    for instance in instances:
+        if instance.limit is not None or instance.expected_clients is not None:
+            from mpsctl.state import fitting  # spares its reading on hosts that do without
+
+            found += fitting.judge(world, instance, configuration.resolve(instance, gpus), driver)
+    return found
 
 
 def _plan(

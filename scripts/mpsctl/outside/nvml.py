@@ -31,6 +31,12 @@ class Nvml(Protocol):
     def compute_processes(self, gpu: Gpu) -> list[int]:
         """The process ids that hold a compute context on the GPU, MPS clients and servers among them."""
 
+    def mps_processes(self, gpu: Gpu) -> list[int]:
+        """The process ids of the GPU's MPS clients; servers are not among them (driver 580, H200)."""
+
+    def memory_of_processes_mib(self, gpu: Gpu) -> dict[int, Optional[int]]:
+        """What each compute process holds, in MiB; None where NVML does not tell."""
+
 
 class _Pynvml:
     def __init__(self, library: Any) -> None:
@@ -103,6 +109,22 @@ class _Pynvml:
             lambda: library.nvmlDeviceGetComputeRunningProcesses(library.nvmlDeviceGetHandleByUUID(gpu.uuid))
         )
         return [int(row.pid) for row in rows or []]
+
+    def mps_processes(self, gpu: Gpu) -> list[int]:
+        library = self._library
+        rows = self._optional(
+            lambda: library.nvmlDeviceGetMPSComputeRunningProcesses(library.nvmlDeviceGetHandleByUUID(gpu.uuid))
+        )
+        return [int(row.pid) for row in rows or []]
+
+    def memory_of_processes_mib(self, gpu: Gpu) -> dict[int, Optional[int]]:
+        library = self._library
+        rows = self._optional(
+            lambda: library.nvmlDeviceGetComputeRunningProcesses(library.nvmlDeviceGetHandleByUUID(gpu.uuid))
+        )
+        return {
+            int(row.pid): None if row.usedGpuMemory is None else int(row.usedGpuMemory) >> 20 for row in rows or []
+        }
 
 
 @contextmanager

@@ -79,3 +79,24 @@ def children(parent: int) -> list[int]:
         if stat and int(stat[1]) == parent:
             found.append(pid)
     return found
+
+
+def tree(root: int) -> list[int]:
+    """The process and its descendants that are there now, the root first."""
+    parents: dict[int, list[int]] = {}
+    for pid in pids():
+        stat = _stat(pid)
+        if stat:
+            parents.setdefault(int(stat[1]), []).append(pid)
+    found = [root]
+    for pid in found:
+        found.extend(parents.get(pid, ()))
+    return found
+
+
+def maps(pid: int, name: str) -> bool:
+    """Whether the process has a file of this name mapped; False where that may not be read."""
+    try:
+        return name in (_PROC / str(pid) / "maps").read_text(errors="replace")
+    except OSError:
+        return False

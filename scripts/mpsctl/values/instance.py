@@ -28,6 +28,7 @@ VARIABLES: Mapping[str, str] = {
     "DeviceMemoryLimit": "mps_device_memory_limit",
     "ActiveThreadPercentage": "mps_active_thread_percentage",
     "ClientPriority": "mps_client_priority",
+    "ExpectedClients": "mps_expected_clients",
     "DriverTimeoutSec": "mps_driver_timeout_s",
     "StopTimeoutSec": "mps_stop_timeout_s",
 }
@@ -36,6 +37,7 @@ VARIABLES: Mapping[str, str] = {
 _SECTIONS: Mapping[str, Sequence[str]] = {
     "Instance": ("GPUs", "PipeDirectory", "ComputeMode", "WhenDown", "MultiUser", "ServerUser"),
     "Limits": ("DeviceMemoryLimit", "ActiveThreadPercentage", "ClientPriority"),
+    "Clients": ("ExpectedClients",),
     "Timeouts": ("DriverTimeoutSec", "StopTimeoutSec"),
 }
 
@@ -58,7 +60,8 @@ class Instance:
     """What is wished of one instance. ``None`` means not managed.
 
     ``limit`` is what one client may take on each device, ``thread_percentage`` the share of the
-    multiprocessors in percent, ``client_priority`` 0 (normal) or 1 (below normal).
+    multiprocessors in percent, ``client_priority`` 0 (normal) or 1 (below normal), ``expected_clients`` how
+    many clients are to fit on each device.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Instance:
     limit: Optional[Quantity] = None
     thread_percentage: Optional[float] = None
     client_priority: Optional[int] = None
+    expected_clients: Optional[int] = None
     driver_timeout_s: int = 90
     stop_timeout_s: int = 20
 
@@ -159,6 +163,7 @@ def from_values(values: Mapping[str, str], name: str) -> Instance:
         "limit": get("DeviceMemoryLimit", quantity.parse),
         "thread_percentage": get("ActiveThreadPercentage", check_thread_percentage),
         "client_priority": get("ClientPriority", check_client_priority),
+        "expected_clients": get("ExpectedClients", check_expected_clients),
         "driver_timeout_s": get("DriverTimeoutSec", check_timeout_s),
         "stop_timeout_s": get("StopTimeoutSec", check_timeout_s),
     }
@@ -361,6 +366,16 @@ def check_client_priority(value: object) -> int:
     """
     if isinstance(value, bool) or str(value) not in ("0", "1"):
         raise BadValue(repr(value), "0 (normal) or 1 (below normal)", "write 0 or 1")
+    return int(str(value))
+
+
+def check_expected_clients(value: object) -> int:
+    """How many clients are to fit on each device: a whole number above 0.
+
+    :raises BadValue: otherwise.
+    """
+    if isinstance(value, bool) or not re.fullmatch(r"[1-9][0-9]{0,3}", str(value)):
+        raise BadValue(repr(value), "a whole number of clients, at least 1", "write for example 8")
     return int(str(value))
 
 

@@ -39,5 +39,10 @@ class Places:
         return self.root / "var/lib/mps-fleet"
 
     @property
+    def measured(self) -> Path:
+        """What contexts and servers were measured to cost on this host's GPUs."""
+        return self.state / "measured.json"
+
+    @property
     def cache(self) -> Path:
         return self.root / "var/cache/mps-fleet"
