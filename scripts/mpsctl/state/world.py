@@ -6,7 +6,7 @@ import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Optional
+from typing import TYPE_CHECKING, Callable, Mapping, Optional, Sequence
 
 from mpsctl.outside import nvml
 from mpsctl.outside.daemon import Daemon, FrontEnd
@@ -14,9 +14,25 @@ from mpsctl.outside.nvml import Nvml
 from mpsctl.outside.systemd import Systemctl, Systemd
 from mpsctl.values.places import Places
 
+if TYPE_CHECKING:
+    from mpsctl.outside.cuda import Seen
+
 
 def _front_end(pipe_directory: Path, lock: Optional[Path]) -> Daemon:
     return FrontEnd(pipe_directory, lock)
+
+
+# Seldom needed, so read only then.
+def _cuda_client(environment: Mapping[str, str], timeout_s: float) -> AbstractContextManager[Seen]:
+    from mpsctl.outside import cuda
+
+    return cuda.client(environment, timeout_s)
+
+
+def _lent_daemon(pipe_directory: Path, devices: Sequence[str]) -> AbstractContextManager[None]:
+    from mpsctl.outside import lent_daemon
+
+    return lent_daemon.started(pipe_directory, devices)
 
 
 @dataclass(frozen=True)
@@ -27,6 +43,8 @@ class World:
     nvml: Callable[[], AbstractContextManager[Nvml]] = nvml.opened
     systemd: Systemd = field(default_factory=Systemctl)
     daemon: Callable[[Path, Optional[Path]], Daemon] = _front_end
+    cuda: Callable[[Mapping[str, str], float], AbstractContextManager[Seen]] = _cuda_client
+    lent_daemon: Callable[[Path, Sequence[str]], AbstractContextManager[None]] = _lent_daemon
     now_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     sleep_s: Callable[[float], None] = time.sleep
     say: Callable[[str], None] = lambda text: print(text, flush=True)

@@ -14,6 +14,7 @@ import yaml
 
 from . import project  # first: it makes mpsctl importable
 
+from mpsctl.values import fit  # isort: skip
 from mpsctl.values import instance as instances  # isort: skip
 from mpsctl.values import quantity  # isort: skip
 from mpsctl.values.errors import BadValue  # isort: skip
@@ -33,6 +34,7 @@ _CHECKS: Mapping[str, Callable[[Any], object]] = {
     "device_memory_limit": quantity.parse,
     "active_thread_percentage": instances.check_thread_percentage,
     "client_priority": instances.check_client_priority,
+    "expected_clients": instances.check_expected_clients,
     "compute_mode": instances.check_compute_mode,
     "when_down": instances.check_when_down,
     "multi_user": instances.check_multi_user,
@@ -49,6 +51,7 @@ OVERRIDES = (
     "device_memory_limit",
     "active_thread_percentage",
     "client_priority",
+    "expected_clients",
     "compute_mode",
     "when_down",
     "multi_user",
@@ -107,7 +110,7 @@ def problems(values: Mapping[str, Any]) -> list[str]:
             found.extend(_package_problems(name, value))
         elif key == "serial":
             found.extend(_serial_problems(name, value))
-    return found + _pipe_problems(values)
+    return found + _fit_problems(values) + _pipe_problems(values)
 
 
 def _refusal(name: str, check: Callable[[Any], object], value: Any) -> list[str]:
@@ -159,6 +162,27 @@ def _entry_problems(name: str, entry: Any) -> list[str]:
     for key in OVERRIDES:
         if entry.get(key) is not None:
             found.extend(_refusal(f"{place}.{key}", _CHECKS[key], entry[key]))
+    return found
+
+
+def _fit_problems(values: Mapping[str, Any]) -> list[str]:
+    """Clients that fit on no GPU, whatever its model: what only the host's GPU tells is refused by its look."""
+    entries = values.get(f"{PREFIX}instances")
+    owners = [(f"{PREFIX}expected_clients", {})]
+    if isinstance(entries, list):
+        owners = [(f"{PREFIX}instances[{entry.get('name')}]", entry) for entry in entries if isinstance(entry, dict)]
+    found = []
+    for place, entry in owners:
+        clients, limit = (
+            entry[key] if key in entry else values.get(PREFIX + key)
+            for key in ("expected_clients", "device_memory_limit")
+        )
+        try:
+            wanted = None if clients is None else instances.check_expected_clients(clients)
+            share = None if limit is None else quantity.parse(limit)
+        except BadValue:
+            continue  # said elsewhere
+        found.extend(_refusal(place, lambda pair: fit.refuse_anywhere(*pair), (share, wanted)))
     return found
 
 
