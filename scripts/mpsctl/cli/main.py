@@ -21,6 +21,7 @@ exit codes:
   4  what was set does not read back as wished
   70 a fault of this program
   255 condition: it cannot be told
+  run: the command's own, 128 + n after signal n, 126 and 127 where it cannot be started
 """
 
 _FAULT = 70
@@ -85,6 +86,9 @@ def _parser() -> argparse.ArgumentParser:
     env = verb("env", _env, "what a client of an instance must export")
     env.add_argument("instance", metavar="INSTANCE")
     env.add_argument(
+        "--hints", action="store_true", help="add, as comments, what frameworks must be told (shell, systemd)"
+    )
+    env.add_argument(
         "--format",
         choices=("shell", "systemd", "docker", "json"),
         default="shell",
@@ -103,7 +107,43 @@ def _parser() -> argparse.ArgumentParser:
     _name_one(condition)
     reconcile = verb("reconcile", _reconcile, "bring this host into the state that a request on standard input wishes")
     reconcile.add_argument("--check", action="store_true", help="only say what would be done")
+    _fitting_verbs(verb)
     return parser
+
+
+def _fitting_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
+    """What fits on a GPU, and clients with less than their instance gives."""
+    measure = verb("measure", _measure, "what a client's context and the server cost on this GPU, kept on this host")
+    place = measure.add_mutually_exclusive_group()
+    place.add_argument("--instance", metavar="I", help="through this instance (default: the only one)")
+    place.add_argument("--gpu", metavar="REF", help="on this GPU, by index, UUID or PCI address")
+    measure.add_argument("--threads", metavar="P", action="append", default=[], help="at this thread percentage")
+    measure.add_argument("--force", action="store_true", help="on a busy GPU as well: figures may be too high")
+
+    plan = verb("plan", _plan, "how many processes of a size fit on a GPU, with which limit and percentage")
+    plan.add_argument(
+        "--memory", metavar="Q", required=True, help="size of one process, its context included: 4G, 20%%"
+    )
+    plan.add_argument("--clients", metavar="N", help="how many (default: what fits, up to 8)")
+    plan.add_argument("--gpu", metavar="REF", help="a GPU of this host (default: its only kind)")
+    plan.add_argument("--model-memory-mib", metavar="N", help="a GPU that is not here: its memory in MiB")
+    plan.add_argument("--gpu-name", metavar="NAME", help="with it: its name as NVML has it")
+    plan.add_argument("--driver", metavar="V", help="with it: the driver's version")
+    plan.add_argument("--threads", metavar="P", help="thread percentage of every client")
+    plan.add_argument("--latency", choices=("short", "long"), help="many short requests at once, or few long ones")
+    plan.add_argument("--rates", metavar="A:B", help="request rates of mixed models, one process each: 3:1")
+    plan.add_argument("--synchronous", action="store_true", help="the job trains across GPUs")
+    plan.add_argument("--format", choices=("text", "vars"), default="text", help="vars: YAML variables to paste")
+
+    run = verb("run", _run, "start a client with lower limits of its own, and prove that it became one")
+    run.add_argument("--instance", metavar="I", required=True)
+    run.add_argument("--memory", metavar="Q", help="memory limit on each GPU, at most the instance's")
+    run.add_argument("--threads", metavar="P", help="thread percentage, at most the instance's")
+    run.add_argument("--priority", metavar="N", help="0 (normal) or 1 (below normal)")
+    run.add_argument("--prove-timeout", metavar="S", default="30", help="seconds to wait for it (default: %(default)s)")
+    run.add_argument("--require-mps", action="store_true", help="exit code 4 if it never became an MPS client")
+    run.add_argument("--report", metavar="FILE", help="write what became of it as JSON; with --json only there")
+    run.add_argument("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND")
 
 
 def _name_one(parser: argparse.ArgumentParser) -> None:
@@ -157,8 +197,32 @@ def _env(options: argparse.Namespace) -> int:
     from mpsctl.state.world import World
 
     kind = "json" if options.json else options.format
-    print(client_environment.render(client_environment.of(World(), options.instance), kind))
+    world = World()
+    text = client_environment.render(client_environment.of(world, options.instance), kind)
+    if options.hints:
+        from mpsctl.cli import fitting
+
+        text = fitting.with_hints(world, options.instance, kind, text)
+    print(text)
     return 0
+
+
+def _measure(options: argparse.Namespace) -> int:
+    from mpsctl.cli import fitting
+
+    return fitting.measure(_acting_world(options), options)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from mpsctl.cli import fitting
+
+    return fitting.plan(_acting_world(options), options)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from mpsctl.cli import fitting
+
+    return fitting.run(_acting_world(options), options)
 
 
 def _version(options: argparse.Namespace) -> int:

@@ -122,9 +122,7 @@ class _Pynvml:
         rows = self._optional(
             lambda: library.nvmlDeviceGetComputeRunningProcesses(library.nvmlDeviceGetHandleByUUID(gpu.uuid))
         )
-        return {
-            int(row.pid): None if row.usedGpuMemory is None else int(row.usedGpuMemory) >> 20 for row in rows or []
-        }
+        return {int(row.pid): None if row.usedGpuMemory is None else int(row.usedGpuMemory) >> 20 for row in rows or []}
 
 
 @contextmanager

@@ -13,8 +13,9 @@ from mpsctl.values.instance import VARIABLES, Instance
 
 
 def card(device: Device, driver: Optional[str]) -> Card:
+    # A MIG device is another machine than its whole GPU: no figure of that holds there.
     return Card(
-        name=device.gpu.name,
+        name=device.mig.name if device.mig else device.gpu.name,
         memory_mib=device.memory_mib,
         driver=driver,
         pre_volta=device.gpu.pre_volta,
@@ -43,7 +44,5 @@ def of_device(world: World, instance: Instance, device: Device, driver: Optional
         limit_mib=None if instance.limit is None else instance.limit.on(device.memory_mib),
         thread_percentage=instance.thread_percentage,
     )
-    # A MIG device is another machine than its whole GPU: no figure of that holds there.
-    name = device.mig.name if device.mig else device.gpu.name
-    costs = measured.costs_of(world, name, driver, instance.thread_percentage)
-    return fit.judge(card(device, driver), costs, demand)
+    kind = card(device, driver)
+    return fit.judge(kind, measured.costs_of(world, kind.name, driver, instance.thread_percentage), demand)

@@ -1,0 +1,149 @@
+"""The verbs measure, plan and run, and the hints of env."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from mpsctl.state.world import World
+from mpsctl.values import fit, instance, quantity
+from mpsctl.values import plan as plans
+from mpsctl.values.errors import BadValue
+from mpsctl.values.fit import Card
+
+
+def _option(name: str, text: Optional[str], check: Callable[[str], Any]) -> Any:
+    """The option's value, or None where it was not given.
+
+    :raises BadValue: naming the option.
+    """
+    if text is None:
+        return None
+    try:
+        return check(text)
+    except BadValue as error:
+        raise BadValue(f"{name} {error.found}", error.expected, error.remedy) from None
+
+
+def _print_json(data: Any) -> None:
+    print(json.dumps(data, indent=2 if sys.stdout.isatty() else None))
+
+
+def with_hints(world: World, name: str, kind: str, text: str) -> str:
+    from mpsctl.proofs import plan as planning
+
+    if kind not in ("shell", "systemd"):
+        raise BadValue(f"--hints with the format {kind}", "shell or systemd, which know comments", "leave one out")
+    return "\n".join([text, *(f"# {hint}" for hint in planning.hints_of(world, name))])
+
+
+def measure(world: World, options: argparse.Namespace) -> int:
+    from mpsctl.acts import measure as acts
+
+    percentages = [_option("--threads", text, instance.check_thread_percentage) for text in options.threads]
+    found = acts.measure(world, options.instance, options.gpu, percentages, options.force)
+    if options.json:
+        _print_json({"file": str(world.places.measured), "measured": [asdict(one) for one in found]})
+        return 0
+    for one in found:
+        server = "not told" if one.server_mib is None else f"{one.server_mib} MiB"
+        print(
+            f"{one.gpu_name}, driver {one.driver}, {one.thread_percentage:g} % ({one.multiprocessors} multiprocessors):"
+            f" context {one.context_mib} MiB, server {server}, least limit {one.least_limit_mib} MiB,"
+            f" reserved {one.reserved_mib} MiB"
+        )
+    print(f"kept in {world.places.measured}")
+    return 0
+
+
+def _whole_mib(text: str) -> int:
+    if re.fullmatch(r"[1-9][0-9]{1,7}", text):
+        return int(text)
+    raise BadValue(repr(text), "a GPU's memory in whole MiB", "write for example 15360")
+
+
+def _driver(text: str) -> str:
+    if re.fullmatch(r"[1-9][0-9]{2}(\.[0-9]+){0,2}", text):
+        return text
+    raise BadValue(repr(text), "a driver's version", "write for example 580.159.04")
+
+
+def _card(world: World, options: argparse.Namespace) -> Card:
+    from mpsctl.proofs import plan as planning
+
+    described = {
+        "--model-memory-mib": options.model_memory_mib,
+        "--gpu-name": options.gpu_name,
+        "--driver": options.driver,
+    }
+    given = [name for name, value in described.items() if value is not None]
+    if not given:
+        return planning.on_host(world, options.gpu)
+    if options.gpu is not None:
+        raise BadValue(f"--gpu with {given[0]}", "a GPU of this host or a described one", "leave one out")
+    if options.model_memory_mib is None or options.gpu_name is None:
+        raise BadValue(f"only {', '.join(given)}", "--model-memory-mib and --gpu-name", "give both")
+    memory_mib = _option("--model-memory-mib", options.model_memory_mib, _whole_mib)
+    return Card(options.gpu_name, memory_mib, _option("--driver", options.driver, _driver))
+
+
+def plan(world: World, options: argparse.Namespace) -> int:
+    from mpsctl.proofs import plan as planning
+
+    memory = _option("--memory", options.memory, quantity.parse)
+    clients = _option("--clients", options.clients, instance.check_expected_clients)
+    threads = _option("--threads", options.threads, instance.check_thread_percentage)
+    rates = _option("--rates", options.rates, plans.parse_rates)
+    card = _card(world, options)
+    wish = plans.Wish(
+        limit_mib=memory.on(card.memory_mib),
+        clients=clients,
+        thread_percentage=threads,
+        latency=options.latency,
+        rates=rates or (),
+        synchronous=options.synchronous,
+        max_connections=fit.max_connections_of(os.environ),
+    )
+    found = planning.plan(world, card, wish)
+    if options.json:
+        _print_json(found.as_json())
+    else:
+        print(plans.as_vars(found) if options.format == "vars" else plans.as_text(found))
+    return BadValue.exit_code if found.refusals else 0
+
+
+def _seconds(text: str) -> float:
+    if re.fullmatch(r"[0-9]{1,5}(\.[0-9]{1,3})?", text):
+        return float(text)
+    raise BadValue(repr(text), "seconds", "write for example 30")
+
+
+def run(world: World, options: argparse.Namespace) -> int:
+    from mpsctl.acts import run as acts
+    from mpsctl.values.run_environment import Lower
+
+    command = options.command_line[1:] if options.command_line[:1] == ["--"] else options.command_line
+    if not command:
+        raise BadValue("no command", "one to run", "write it behind --")
+    if options.json and options.report is None:
+        raise BadValue("--json without --report", "a file for the report", "standard output is the command's own")
+    request = acts.Request(
+        instance=options.instance,
+        command=command,
+        lower=Lower(
+            memory=_option("--memory", options.memory, quantity.parse),
+            thread_percentage=_option("--threads", options.threads, instance.check_thread_percentage),
+            client_priority=_option("--priority", options.priority, instance.check_client_priority),
+        ),
+        prove_timeout_s=_option("--prove-timeout", options.prove_timeout, _seconds),
+        require_mps=options.require_mps,
+        report=None if options.report is None else Path(options.report),
+        quiet=options.json,
+    )
+    return acts.run(world, request, dict(os.environ))
