@@ -81,7 +81,8 @@ class FakeNvml:
     """NVML of a host whose GPUs are data.
 
     ``driver_up`` is False while the driver is not loaded; ``lost`` holds the indices of GPUs that do not
-    answer; ``refuses`` is NVML's word when a compute mode is set.
+    answer; ``refuses`` is NVML's word when a compute mode is set; ``clients_mib`` are MPS clients, ``others_mib``
+    servers and processes outside MPS, by pid with what they hold.
     """
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
@@ -91,6 +92,8 @@ class FakeNvml:
         self.refuses: Optional[str] = None
         self.modes_set: list[tuple[int, str]] = []
         self.on_mode: Callable[[str], None] = lambda mode: None
+        self.clients_mib: dict[int, int] = {}
+        self.others_mib: dict[int, int] = {}
 
     @contextmanager
     def opened(self) -> Iterator[Nvml]:
@@ -115,7 +118,13 @@ class FakeNvml:
         self.all = [replace(one, compute_mode=mode) if one.index == gpu.index else one for one in self.all]
 
     def compute_processes(self, gpu: Gpu) -> list[int]:
-        return []
+        return [*self.others_mib, *self.clients_mib]
+
+    def mps_processes(self, gpu: Gpu) -> list[int]:
+        return list(self.clients_mib)
+
+    def memory_of_processes_mib(self, gpu: Gpu) -> dict[int, Optional[int]]:
+        return {**self.others_mib, **self.clients_mib}
 
     def reboot(self) -> None:
         """The driver forgets compute modes."""
@@ -373,6 +382,7 @@ class Host:
         sections = {
             "Instance": ("GPUs", "PipeDirectory", "ComputeMode", "WhenDown", "MultiUser", "ServerUser"),
             "Limits": ("DeviceMemoryLimit", "ActiveThreadPercentage", "ClientPriority"),
+            "Clients": ("ExpectedClients",),
             "Timeouts": ("DriverTimeoutSec", "StopTimeoutSec"),
         }
         lines = [f"# Managed by mps-fleet: instance {name}"]

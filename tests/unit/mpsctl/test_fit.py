@@ -1,0 +1,358 @@
+"""What fits on a GPU: the arithmetic, the figures it is done with, and what is refused before anything is changed."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Optional
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes import H200_MIB, Host, h200, split_by_mig
+from mpsctl.acts import reconcile
+from mpsctl.acts.reconcile import Request
+from mpsctl.state import measured
+from mpsctl.values import costs, fit
+from mpsctl.values.costs import Costs, Measurement
+from mpsctl.values.errors import BadValue
+from mpsctl.values.fit import CLIENTS, LIMIT, Card, Demand, judge
+from mpsctl.values.quantity import parse
+from mpsctl.values.shipped_costs import SHIPPED
+
+H200 = Card("NVIDIA H200", H200_MIB, "580.159.04")
+T4 = Card("Tesla T4", 15_360, "580.159.04")
+OWN = Costs(514, 66, 616, 515, "measured on this host")
+BORROWED = Costs(514, 66, 0, 515, "measured on an H200", "measured on another GPU model")
+
+
+def keys(verdict: fit.Verdict) -> list[str]:
+    return [key for key, _ in verdict.refusals]
+
+
+# -- properties
+
+
+@given(
+    memory_mib=st.integers(1_000, 300_000),
+    limit_mib=st.integers(1, 300_000),
+    clients=st.integers(1, 100),
+    context_mib=st.integers(1, 2_000),
+    server_mib=st.integers(0, 500),
+    reserved_mib=st.integers(0, 1_000),
+    borrowed=st.sampled_from([None, "measured on another GPU model"]),
+)
+def test_what_fits_fits_and_what_is_refused_does_not(
+    memory_mib: int,
+    limit_mib: int,
+    clients: int,
+    context_mib: int,
+    server_mib: int,
+    reserved_mib: int,
+    borrowed: Optional[str],
+) -> None:
+    card = Card("a GPU", memory_mib, "580.1")
+    figures = Costs(context_mib, server_mib, reserved_mib, context_mib + 1, "somewhere", borrowed)
+    verdict = judge(card, figures, Demand(clients, limit_mib))
+    sum_fits = clients * limit_mib + server_mib + reserved_mib <= memory_mib
+    starts = limit_mib > context_mib
+    if sum_fits and starts and clients <= fit.CAP:
+        assert verdict.word != fit.REFUSED
+    elif borrowed is None or clients > fit.CAP or clients * limit_mib > memory_mib:
+        assert verdict.word == fit.REFUSED
+    else:
+        assert verdict.word == fit.WARNS
+    assert all("\n" not in str(error) for _, error in verdict.refusals)
+    # Every remedy by number holds.
+    most = fit.most_by_memory(card, figures, limit_mib)
+    assert most * limit_mib + server_mib + reserved_mib <= memory_mib or most == 0
+    assert (most + 1) * limit_mib + server_mib + reserved_mib > memory_mib
+
+
+@given(st.integers(1, 60), st.integers(1, 300_000))
+def test_more_clients_never_fit_better(clients: int, limit_mib: int) -> None:
+    order = [fit.FITS, fit.WARNS, fit.REFUSED]
+    fewer, more = (judge(H200, OWN, Demand(n, limit_mib)).word for n in (clients, clients + 1))
+    assert order.index(fewer) <= order.index(more)
+
+
+@given(
+    st.lists(st.builds(Measurement, st.sampled_from("AB"), st.sampled_from(["580.159", "550.1"]),
+                       st.sampled_from([25.0, 50.0, 100.0]), st.integers(1, 999)), max_size=6),
+    st.sampled_from("ABC"), st.sampled_from(["580.159.04", "550.1", None]), st.floats(1, 100),
+)  # fmt: skip
+def test_figures_are_own_only_for_this_model_and_driver_and_never_of_fewer_multiprocessors(
+    known: list[Measurement], name: str, driver: Optional[str], percentage: float
+) -> None:
+    found = costs.find(known, name, driver, percentage)
+    mine = [
+        one
+        for one in known
+        if (one.gpu_name, one.driver) == (name, costs.driver_key(driver)) and one.thread_percentage >= percentage
+    ]
+    assert (found.borrowed is None) == bool(mine)
+    if mine:
+        assert found.context_mib in {one.context_mib for one in mine}
+
+
+# -- lines
+
+
+def test_the_arithmetic_is_written_out_with_units() -> None:
+    lines = judge(H200, OWN, Demand(8, 4096)).lines
+    assert "one client: 4096 MiB limit - 514 MiB context = 3582 MiB to allocate (measured on this host)" in lines
+    assert (
+        "8 clients x 4096 MiB limit + 66 MiB server + 616 MiB reserved = 33450 MiB <= 143771 MiB of NVIDIA H200"
+        in lines
+    )
+    assert "8 clients <= 48 client contexts per GPU (driver 580.159.04)" in lines
+
+
+def test_a_refusal_names_what_would_fit() -> None:
+    [(key, error)] = judge(H200, OWN, Demand(40, 4096)).refusals
+    assert key == CLIENTS
+    assert "= 164522 MiB > 143771 MiB" in error.found
+    assert error.remedy == "at most 34 clients, or a limit of at most 3577M"
+    assert judge(H200, OWN, Demand(34, 4096)).word == fit.WARNS  # past 16
+    assert judge(H200, OWN, Demand(40, 3577)).refusals == []
+
+
+@pytest.mark.parametrize(
+    ("limit_mib", "figures", "word"),
+    [(514, OWN, "refused"), (515, OWN, "fits"), (514, BORROWED, "warns"), (20, OWN, "refused"), (640, OWN, "fits")],
+)
+def test_a_limit_with_which_no_client_starts(limit_mib: int, figures: Costs, word: str) -> None:
+    assert judge(H200, figures, Demand(None, limit_mib)).word == word
+
+
+def test_contexts_alone_may_not_fit() -> None:
+    small = Card("small", 4_096, "580.1")
+    assert keys(judge(small, OWN, Demand(8))) == [CLIENTS]
+    assert judge(small, OWN, Demand(6)).word == fit.FITS
+
+
+# -- caps (B18: more clients than the driver takes, or fewer by CUDA_DEVICE_MAX_CONNECTIONS)
+
+
+@pytest.mark.parametrize(
+    ("driver", "pre_volta", "cap"),
+    [
+        ("580.159.04", False, 48),
+        ("589.1", False, 48),
+        ("590.44", False, 60),
+        ("615.71.09", False, 60),
+        ("535.261.03", False, 48),
+        (None, False, 48),
+        ("590.44", True, 16),
+        ("535.261.03", True, 16),
+    ],
+)
+def test_the_cap_of_a_driver(driver: Optional[str], pre_volta: bool, cap: int) -> None:
+    card = Card("a GPU", 10**6, driver, pre_volta)
+    assert fit.cap_of(card) == cap
+    assert keys(judge(card, OWN, Demand(cap, 1024))) == []
+    assert keys(judge(card, OWN, Demand(cap + 1, 1024))) == [CLIENTS]
+
+
+@pytest.mark.parametrize(
+    ("clients", "says"), [(16, []), (17, ["2 to 8"]), (43, ["2 to 8"]), (44, ["2 to 8", "near the cap of 48"])]
+)
+def test_many_clients_and_a_near_cap_are_warned_of(clients: int, says: list[str]) -> None:
+    warnings = judge(H200, OWN, Demand(clients, 1024)).warnings
+    assert len(warnings) == len(says)
+    assert all(part in warning for part, warning in zip(says, warnings))
+
+
+@pytest.mark.parametrize(
+    ("text", "warned"), [(None, False), ("1", False), ("2", False), ("3", True), ("8", True), ("32", True), ("x", True)]
+)
+def test_max_connections_above_two_lowers_the_cap_by_an_unknown_number(text: Optional[str], warned: bool) -> None:
+    warnings = judge(H200, OWN, Demand(4, 1024, max_connections=text)).warnings
+    assert [f"CUDA_DEVICE_MAX_CONNECTIONS={text}" in one and "not documented" in one for one in warnings] == (
+        [True] if warned else []
+    )
+
+
+def test_a_mig_device_has_an_unknown_part_of_the_cap() -> None:
+    assert "in proportion" in judge(Card("1g.18gb", 16_384, "580.1", mig=True), OWN, Demand(2, 1024)).warnings[0]
+
+
+# -- B57: memory limits before CUDA 11.5
+
+
+@pytest.mark.parametrize(
+    ("driver", "refused"), [("470.182.03", True), ("494.1", True), ("495.29", False), ("535.1", False), (None, False)]
+)
+def test_memory_limits_need_a_driver_that_knows_them(driver: Optional[str], refused: bool) -> None:
+    card = Card("Tesla V100", 32_768, driver)
+    assert keys(judge(card, BORROWED, Demand(None, 4096))) == ([LIMIT] if refused else [])
+    assert judge(card, BORROWED, Demand(4)).word == fit.FITS
+
+
+# -- what fits on no GPU
+
+
+@pytest.mark.parametrize(
+    ("limit", "clients", "good"),
+    [
+        ("20%", 5, True),
+        ("20%", 6, False),
+        ("33.333%", 3, True),
+        ("33.4%", 3, False),
+        ("4G", 60, True),
+        (None, 61, False),
+        (None, 60, True),
+        ("50%", None, True),
+    ],
+)
+def test_what_fits_on_no_gpu_is_refused_without_one(limit: Optional[str], clients: Optional[int], good: bool) -> None:
+    quantity = None if limit is None else parse(limit)
+    if good:
+        fit.refuse_anywhere(quantity, clients)
+    else:
+        with pytest.raises(BadValue):
+            fit.refuse_anywhere(quantity, clients)
+
+
+# -- figures
+
+
+def test_the_shipped_figures_say_what_they_were_measured_on() -> None:
+    for one in SHIPPED:
+        assert one.measured_on == "an H200, driver 580.159.04"
+    assert costs.find(SHIPPED, "NVIDIA H200", "580.159.04", 100).context_mib == 514
+    half = costs.find(SHIPPED, "NVIDIA H200", "580.159.04", 50)
+    assert (half.context_mib, half.server_mib, half.reserved_mib, half.borrowed) == (271, 66, 616, None)
+    assert costs.find(SHIPPED, "NVIDIA H200", "580.159.04", 30).context_mib == 271
+    assert costs.find(SHIPPED, "NVIDIA H200", "580.159.04", 51).context_mib == 514
+    assert "not with 590.1" in str(costs.find(SHIPPED, "NVIDIA H200", "590.1", 50).borrowed)
+    other = costs.find(SHIPPED, "Tesla T4", "580.159.04", 50)
+    assert "another GPU model" in str(other.borrowed)
+    assert other.reserved_mib == 0
+
+
+def test_without_any_figure_there_is_still_one_to_reckon_with() -> None:
+    assert costs.find([], "Tesla T4", None, 50).borrowed
+
+
+def test_this_hosts_own_figures_go_before_the_shipped_ones(host: Host) -> None:
+    assert measured.costs_of(host.world, "NVIDIA H200", "580.159.04", 50).context_mib == 271
+    measured.keep(host.world, [Measurement("NVIDIA H200", "580.159", 100.0, 600, 70)])
+    own = measured.costs_of(host.world, "NVIDIA H200", "580.159.04", 50)
+    assert (own.context_mib, own.server_mib, own.borrowed) == (600, 70, None)
+    measured.keep(host.world, [Measurement("NVIDIA H200", "580.159", 100.0, 601, 70)])
+    assert [one.context_mib for one in measured.read(host.world)] == [601]
+    assert measured.costs_of(host.world, "NVIDIA L40S", "580.159.04", None).borrowed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"format": 2, "measured": []}',
+        '{"format": 1, "measured": 5}',
+        '{"format": 1, "measured": [5, {"gpu_name": "x"}, {"gpu_name": 1, "driver": 2}]}',
+        '{"format": 1, "measured": [{"gpu_name": "x", "driver": "1", "thread_percentage": "a", "context_mib": -1}]}',
+    ],
+)
+def test_a_broken_file_of_figures_counts_as_none(host: Host, text: str) -> None:
+    host.places.measured.parent.mkdir(parents=True)
+    host.places.measured.write_text(text)
+    assert measured.read(host.world) == []
+    assert measured.costs_of(host.world, "NVIDIA H200", "580.159.04", None).context_mib == 514
+
+
+# -- reconcile refuses before anything is changed
+
+
+def answer(host: Host, check: bool = False, **values: object) -> reconcile.Answer:
+    request = Request((), (("0", host.conf("0", values)),))
+    return reconcile.reconcile(host.world, request, check)
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize(
+    ("values", "variable", "says"),
+    [
+        ({"DeviceMemoryLimit": "4G", "ExpectedClients": 40}, "mps_expected_clients", "164522 MiB > 143771 MiB"),
+        ({"DeviceMemoryLimit": "20%", "ExpectedClients": 5}, "mps_expected_clients", "a limit of at most 28617M"),
+        ({"ExpectedClients": 49}, "mps_expected_clients", "at most 48"),
+        ({"DeviceMemoryLimit": "514M"}, "mps_device_memory_limit", "at least 515 MiB"),
+        ({"DeviceMemoryLimit": "20M"}, "mps_device_memory_limit", "at least 515 MiB"),
+        ({"ExpectedClients": "many"}, "mps_expected_clients", "a whole number"),
+        ({"ExpectedClients": 0}, "mps_expected_clients", "a whole number"),
+    ],
+)
+def test_a_plan_that_cannot_fit_changes_nothing(
+    host: Host, values: dict[str, object], variable: str, says: str, check: bool
+) -> None:
+    found = answer(host, check, **values)
+    assert found.refused is not None
+    assert found.refused.startswith(f"{variable}: found ")
+    assert says in found.refused
+    assert not found.changed
+    assert not found.actions
+    assert host.systemd.acts == []
+    assert not host.places.conf("0").exists()
+
+
+def test_the_percentage_decides_which_limit_is_enough(host: Host) -> None:
+    assert answer(host, True, DeviceMemoryLimit="400M").refused
+    assert answer(host, True, DeviceMemoryLimit="400M", ActiveThreadPercentage=50).refused is None
+
+
+def test_a_plan_that_fits_is_carried_out_with_its_warnings(host: Host) -> None:
+    found = answer(host, DeviceMemoryLimit="4G", ExpectedClients=20)
+    assert (found.refused, found.error) == (None, None)
+    assert [one for one in found.warnings if one.startswith("instance 0, mps_expected_clients: 20 clients")]
+    assert "ExpectedClients=20" in host.places.conf("0").read_text()
+    assert not answer(host, DeviceMemoryLimit="4G", ExpectedClients=20).changed
+
+
+def test_figures_of_another_gpu_warn_and_do_not_refuse(host: Host) -> None:
+    host.nvml.all = [h200(0, name="Tesla T4", memory_mib=15_360, compute_capability=(7, 5))]
+    found = answer(host, True, DeviceMemoryLimit="400M")
+    assert found.refused is None
+    assert "run `mpsctl measure`" in found.warnings[0]
+    assert answer(host, True, DeviceMemoryLimit="8G", ExpectedClients=2).refused
+    measured.keep(host.world, [Measurement("Tesla T4", "580.159", 100.0, 105, 30)])
+    assert answer(host, True, DeviceMemoryLimit="400M").warnings == []
+    assert answer(host, True, DeviceMemoryLimit="100M").refused
+
+
+def test_each_device_of_an_instance_is_reckoned_by_itself(host: Host) -> None:
+    host.nvml.all[1] = h200(1, name="Tesla T4", memory_mib=15_360)
+    found = answer(host, True, GPUs="0 1", DeviceMemoryLimit="4G", ExpectedClients=4)
+    assert found.refused is not None
+    assert "Tesla T4" in found.refused
+
+
+def test_a_mig_device_is_no_whole_gpu(host: Host) -> None:
+    host.nvml.all[0] = split_by_mig(0)
+    mig = host.nvml.all[0].mig_devices[0].uuid
+    found = answer(host, True, GPUs=mig, DeviceMemoryLimit="400M", ExpectedClients=2)
+    assert found.refused is None
+    assert any("measured on another GPU model" in one for one in found.warnings)
+
+
+def test_pre_volta_takes_16_clients(host: Host) -> None:
+    host.nvml.all = [h200(0, name="Tesla P4", memory_mib=7_680, compute_capability=(6, 1))]
+    assert "at most 16" in str(answer(host, True, ExpectedClients=17).refused)
+
+
+def test_nothing_is_read_where_nothing_is_wished(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object) -> object:
+        raise AssertionError
+
+    monkeypatch.setattr(measured, "costs_of", forbidden)
+    assert answer(host, True, ActiveThreadPercentage=50).error is None
+
+
+def test_the_file_of_figures_is_readable_json(host: Host) -> None:
+    measured.keep(host.world, SHIPPED)
+    rows = json.loads(host.places.measured.read_text())["measured"]
+    assert [re.sub(r"\..*", "", row["driver"]) for row in rows] == ["580", "580"]
