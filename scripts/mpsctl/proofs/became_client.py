@@ -132,7 +132,7 @@ class Watch:
         closed = next((one for one in reversed([self.public, *self.public.parents]) if _may_not_enter(one)), None)
         if closed is not None:
             return f"{closed}, on the way to the pipe directory, may not be entered by user {os.geteuid()}"
-        if not os.path.lexists(socket):
+        if not os.path.exists(socket):
             return (
                 f"no gate: {socket} does not exist, the instance lets no client in; what uses CUDA now runs outside"
                 f" MPS; see `mpsctl status {self.instance.name}`"

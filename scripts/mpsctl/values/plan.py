@@ -180,7 +180,7 @@ def _advise_on_mps(found: Plan, wish: Wish) -> None:
         if Fraction(1, 10) <= share <= Fraction(1, 5):
             found.advice.append(f"for MPS: {percent} of the memory each, without traffic across GPUs, is its best case")
         found.advice.append(f"{_RULE[0]} to {_RULE[1]} processes per GPU are the rule; measure before going further")
-    if not found.advised and found.verdict == fit.FITS:
+    if found.verdict == fit.FITS and (found.warnings or not found.advised):
         found.verdict = fit.WARNS
 
 

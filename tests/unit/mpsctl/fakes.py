@@ -368,6 +368,9 @@ class Host:
         )
 
     def _daemon(self, pipe_directory: Path, lock: Optional[Path]) -> Daemon:
+        gate = pipe_directory / "control"
+        if gate.is_symlink():  # a public directory whose gate is open
+            pipe_directory = pipe_directory / gate.readlink().parent
         if pipe_directory not in self.daemons:
             absent = FakeDaemon()
             absent.unreachable = True

@@ -1,0 +1,405 @@
+"""Running one client: its environment, the proof that it became one, and that it is as if nothing stood between."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Optional
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes import Host, h200, uuid
+from mpsctl.acts import run as acts
+from mpsctl.acts.run import Request
+from mpsctl.outside import procfs
+from mpsctl.values import client_variable, run_environment
+from mpsctl.values.errors import BadValue
+from mpsctl.values.gpu import Device
+from mpsctl.values.instance import Instance
+from mpsctl.values.quantity import parse
+from mpsctl.values.run_environment import Lower
+
+_REAL = {name: getattr(procfs, name) for name in ("alive", "started_at", "name", "command", "environment", "pids")}
+INSTANCE = Instance("0", ("0", "1"), "/run/nvidia-mps/0", limit=parse("4G"), thread_percentage=50.0)
+DEVICES = (Device(h200(0)), Device(h200(1)))
+UUIDS = tuple(device.uuid for device in DEVICES)
+
+names = st.one_of(
+    st.sampled_from(
+        [
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+            "CUDA_MPS_PIPE_DIRECTORY",
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+            "CUDA_MPS_CLIENT_PRIORITY",
+            "CUDA_MPS_LOG_DIRECTORY",
+            "CUDA_MPS_PROTOCOL_VERSION",
+            "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING",
+            "CUDA_MPS_SM_PARTITION",
+            "CUDA_VISIBLE_DEVICES",
+            "CUDA_DEVICE_MAX_CONNECTIONS",
+            "PATH",
+        ]
+    ),
+    st.from_regex(r"[A-Z_]{1,12}", fullmatch=True),
+)
+values = st.one_of(st.sampled_from(["0=1G,1=1G", "1=1G", "1G", "0", "3", "", "/tmp/nvidia-mps"]), st.text(max_size=9))
+
+
+# -- the environment
+
+
+@given(
+    inherited=st.dictionaries(names, values, max_size=8),
+    devices=st.integers(1, 4),
+    memory=st.one_of(
+        st.none(),
+        st.builds(lambda n: f"{n}M", st.integers(1, 9000)),
+        st.builds(lambda n: f"{n}G", st.integers(1, 9)),
+        st.builds(lambda n: f"{n / 10:.1f}%", st.integers(1, 1000)),
+    ),
+    threads=st.one_of(st.none(), st.integers(1, 1000).map(lambda tenths: tenths / 10)),
+    priority=st.sampled_from([None, 0, 1]),
+    limit=st.sampled_from([None, "512M", "4G", "3%"]),
+    percentage=st.sampled_from([None, 12.5, 50.0]),
+    own_priority=st.sampled_from([None, 0, 1]),
+)
+def test_no_environment_ever_lifts_a_limit_or_leads_past_mps(
+    inherited: dict[str, str],
+    devices: int,
+    memory: Optional[str],
+    threads: Optional[float],
+    priority: Optional[int],
+    limit: Optional[str],
+    percentage: Optional[float],
+    own_priority: Optional[int],
+) -> None:
+    served = tuple(Device(h200(index)) for index in range(devices))
+    instance = Instance(
+        "0",
+        ("0",),
+        "/run/nvidia-mps/0",
+        None,
+        limit and parse(limit),
+        percentage,
+        own_priority,  # type: ignore[arg-type]
+    )
+    lower = Lower(memory and parse(memory), threads, priority)  # type: ignore[arg-type]
+    try:
+        found = run_environment.build(inherited, instance, served, lower)
+    except BadValue:
+        most_mib = served[0].memory_mib if instance.limit is None else instance.limit.on(served[0].memory_mib)
+        assert (
+            (lower.memory is not None and lower.memory.on(served[0].memory_mib) > most_mib)
+            or (threads is not None and threads > (percentage or 100))
+            or (priority == 0 and own_priority == 1)
+        )
+        return
+    uuids = tuple(device.uuid for device in served)
+    variables = found.variables
+    assert client_variable.escape(variables, uuids) is None
+    assert variables["CUDA_MPS_PIPE_DIRECTORY"] == "/run/nvidia-mps/0"
+    assert variables["CUDA_VISIBLE_DEVICES"] == ",".join(uuids)
+    if memory is None:
+        assert client_variable.VARIABLE not in variables
+    else:
+        entries = variables[client_variable.VARIABLE].split(",")
+        assert len(entries) == devices
+        for ordinal, entry in enumerate(entries):
+            assert re.fullmatch(rf"{ordinal}=[1-9][0-9]*M", entry)
+            if instance.limit is not None:
+                assert int(entry[2:-1]) <= instance.limit.on(served[0].memory_mib)
+    harmless = {"CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING", "CUDA_MPS_SM_PARTITION"}
+    brought = {key for key in variables if key.startswith("CUDA_MPS_")} - set(found.given)
+    assert brought <= harmless & set(inherited)
+    for key, value in inherited.items():
+        if not key.startswith("CUDA_MPS_") and key != "CUDA_VISIBLE_DEVICES":
+            assert variables[key] == value
+
+
+@pytest.mark.parametrize(
+    ("lower", "says"),
+    [
+        (Lower(memory=parse("5G")), "--memory 5G (5120 MiB), expected at most the 4096 MiB on GPU 0"),
+        (Lower(memory=parse("4097M")), "at most the 4096 MiB"),
+        (Lower(thread_percentage=50.1), "--threads 50.1 %, expected at most the 50 %"),
+    ],
+)
+def test_values_above_the_instances_are_refused(lower: Lower, says: str) -> None:
+    with pytest.raises(BadValue) as refused:
+        run_environment.build({}, INSTANCE, DEVICES, lower)
+    assert says in str(refused.value)
+
+
+def test_what_is_given_and_what_is_not_passed_on() -> None:
+    inherited = {
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "9=1G",
+        "CUDA_VISIBLE_DEVICES": "3",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "8",
+    }
+    found = run_environment.build(inherited, INSTANCE, DEVICES, Lower(parse("1G"), 25.0, 1))
+    assert found.given == {
+        "CUDA_MPS_PIPE_DIRECTORY": "/run/nvidia-mps/0",
+        "CUDA_VISIBLE_DEVICES": ",".join(UUIDS),
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1024M,1=1024M",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+        "CUDA_MPS_CLIENT_PRIORITY": "1",
+    }
+    assert found.dropped == ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_VISIBLE_DEVICES"]
+    assert found.warnings == ["CUDA_DEVICE_MAX_CONNECTIONS=8: above 2 it lowers the number of possible clients"]  # B18
+
+
+# -- a command in the foreground
+
+
+@pytest.fixture
+def live(host: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """An instance that lets clients in, on a host whose /proc is the real one."""
+    host.wish(DeviceMemoryLimit="4G", ActiveThreadPercentage=50)
+    host.start()
+    (host.pipe_root / "0/control").touch()  # through the gate: the daemon's socket
+    for name, function in _REAL.items():
+        monkeypatch.setattr(procfs, name, function)
+    return host
+
+
+def run(host: Host, *command: str, **more: object) -> int:
+    request = Request("0", command, **more)  # type: ignore[arg-type]
+    return acts.run(host.world, request, {"PATH": os.environ["PATH"]})
+
+
+def report(host: Host, *command: str, **more: object) -> tuple[int, dict[str, object]]:
+    path = host.places.root / "report.json"
+    code = run(host, *command, report=path, **more)
+    return code, json.loads(path.read_text())
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -TERM $$", 143), ("kill -INT $$", 130)],
+)
+def test_the_exit_code_is_the_commands(live: Host, script: str, code: int) -> None:
+    assert run(live, "sh", "-c", script) == code
+
+
+def test_a_command_that_cannot_be_started(live: Host, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(live, "no-such-command", require_mps=True) == 127
+    (live.places.root / "text").write_text("x")
+    assert run(live, str(live.places.root / "text")) == 126
+    assert "no-such-command: command not found" in capfd.readouterr().err
+
+
+def test_the_command_has_our_input_and_output_and_the_environment(
+    live: Host, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = "env | grep CUDA | sort"
+    assert run(live, "sh", "-c", script, lower=Lower(parse("1G"), 25.0)) == 0
+    assert capfd.readouterr().out.splitlines() == [
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1024M",
+        f"CUDA_MPS_PIPE_DIRECTORY={live.pipe_root}/0",
+        f"CUDA_VISIBLE_DEVICES={uuid(0)}",
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_are_passed_on_and_the_command_decides(live: Host, number: signal.Signals) -> None:
+    flag = live.places.root / "ready"
+    script = f"trap 'exit 42' {number.name[3:]}; touch {flag}; while :; do sleep 0.05; done"
+
+    def send() -> None:
+        while not flag.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    sender = threading.Thread(target=send)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [number])  # as the main thread will: none else may take it
+    sender.start()
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    # Held back until the command is there, for the process as a whole takes the signal.
+    assert run(live, "sh", "-c", script) == 42
+    sender.join()
+    assert number not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_a_command_that_dies_of_a_signal_ends_as_in_a_shell(live: Host) -> None:
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    timer.start()
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    assert run(live, "sleep", "30") == 143
+
+
+# -- the proof
+
+
+def become_client(host: Host, in_s: float, witness: str = "NVML") -> None:
+    """The first child of ours becomes a client, by one of the lists."""
+
+    def act() -> None:
+        child = next(pid for pid in procfs.tree(os.getpid()) if procfs.command(pid).startswith("sleep"))
+        if witness == "NVML":
+            host.nvml.clients_mib = {child: 514}
+        elif witness == "the daemon":
+            host.running().start_server(9001, [child])
+
+    threading.Timer(in_s, act).start()
+
+
+@pytest.mark.parametrize("witness", ["NVML", "the daemon"])
+def test_a_client_is_proven_by_nvml_or_by_the_daemon(
+    live: Host, witness: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    become_client(live, 0.2, witness)
+    code, found = report(live, "sh", "-c", "sleep 2; exit 3", require_mps=True)
+    assert code == 3
+    assert (found["became_client"], found["witness"], found["why_not"]) == (True, witness, None)
+    assert found["client_pid"] != found["pid"]  # a descendant counts
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert re.fullmatch(rf"mpsctl run: pid \d+, started by pid \d+, is an MPS client \(seen by {witness}\)", lines[0])
+
+
+def test_a_short_client_is_found_in_the_journal(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[int] = set()
+    real = procfs.tree
+
+    def tree(root: int) -> list[int]:
+        seen.add(root)
+        return real(root)
+
+    monkeypatch.setattr(procfs, "tree", tree)
+    line = "[2026-11-29 10:00:00.000 Server 9001] Received new client request NEW CLIENT {} from user 0: Server"
+    monkeypatch.setattr(live.systemd, "journal", lambda unit, lines: [line.format(pid) for pid in seen])
+    code, found = report(live, "sleep", "0.3", require_mps=True)
+    assert (code, found["witness"]) == (0, "the journal")
+
+
+def test_what_never_opened_cuda_is_told_so(live: Host, capfd: pytest.CaptureFixture[str]) -> None:
+    code, found = report(live, "sleep", "0.2")
+    assert code == 0
+    assert found["became_client"] is False
+    lines = capfd.readouterr().err.splitlines()
+    assert lines == [
+        "mpsctl run: ended (exit code 0) and never seen as an MPS client: neither it nor what it started was seen to"
+        " open CUDA (libcuda)"
+    ]
+    code, found = report(live, "true", require_mps=True)
+    assert (code, found["exit_code"]) == (4, 4)
+
+
+def test_after_the_time_for_the_proof_it_is_told_and_still_looked_for(
+    live: Host, capfd: pytest.CaptureFixture[str]
+) -> None:
+    become_client(live, 1.0)
+    assert run(live, "sleep", "3", prove_timeout_s=0.3, require_mps=True) == 0
+    first, second = capfd.readouterr().err.splitlines()
+    assert first.startswith("mpsctl run: not an MPS client after 0.3 s: ")
+    assert "is an MPS client (seen by NVML)" in second
+
+
+_OPENS_CUDA = "import mmap,sys,time; f=open(sys.argv[1],'r+b'); m=mmap.mmap(f.fileno(),0); time.sleep(0.6)"
+
+
+def opened_cuda(host: Host) -> list[str]:
+    """A command that maps a file of libcuda's name."""
+    library = host.places.root / "libcuda.so.1"
+    library.write_bytes(b"x" * 4096)
+    return [sys.executable, "-c", _OPENS_CUDA, str(library)]
+
+
+def test_why_not_no_gate(live: Host) -> None:
+    live.stop()
+    _, found = report(live, *opened_cuda(live))
+    assert "no gate" in str(found["why_not"])
+    assert "outside MPS" in str(found["why_not"])
+
+
+def test_why_not_its_own_variables(live: Host) -> None:
+    _, found = report(live, "env", "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", *opened_cuda(live))
+    assert "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps instead of" in str(found["why_not"])
+    _, found = report(live, "env", "CUDA_VISIBLE_DEVICES=GPU-00", *opened_cuda(live))
+    assert found["became_client"] is False
+    _, found = report(live, "env", "CUDA_VISIBLE_DEVICES=7", *opened_cuda(live))
+    assert "names no GPU of this instance" in str(found["why_not"])
+
+
+def test_why_not_a_directory_that_may_not_be_entered(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def access(path: object, mode: int) -> bool:
+        return not (mode == os.X_OK and str(path) == str(live.pipe_root / "0"))
+
+    monkeypatch.setattr(os, "access", access)
+    _, found = report(live, *opened_cuda(live))
+    assert "may not be entered by user" in str(found["why_not"])
+
+
+def test_why_not_when_cuda_was_opened_and_nobody_lists_it(live: Host) -> None:
+    _, found = report(live, *opened_cuda(live))
+    assert "it opened CUDA and no list of clients has it" in str(found["why_not"])
+
+
+# -- what is refused before anything is started
+
+
+@pytest.mark.parametrize(
+    ("lower", "says"),
+    [
+        (Lower(parse("5G")), "at most the 4096 MiB"),
+        (Lower(parse("271M")), "at least 272 MiB"),
+        (Lower(None, 60.0), "50 %"),
+    ],
+)
+def test_nothing_is_started_that_could_not_work(live: Host, lower: Lower, says: str) -> None:
+    flag = live.places.root / "started"
+    with pytest.raises(BadValue, match=re.escape(says)):
+        run(live, "touch", str(flag), lower=lower)
+    assert not flag.exists()
+
+
+def test_a_daemon_that_still_serves_another_gpu(live: Host) -> None:
+    live.wish(GPUs="1", DeviceMemoryLimit="4G")
+    with pytest.raises(BadValue, match=f"a daemon that serves {uuid(0)}"):
+        run(live, "true")
+    environment = live.places.runtime("0") / "daemon.env"
+    environment.unlink()  # not there, or not to be read: the file of the instance is believed
+    assert run(live, "true") == 0
+
+
+def test_a_report_that_cannot_be_written_is_refused_before(live: Host) -> None:
+    with pytest.raises(BadValue, match="--report"):
+        run(live, "true", report=Path("/nonexistent/report"))
+
+
+def test_nvml_that_goes_away_leaves_the_daemon_as_witness(live: Host) -> None:
+    become_client(live, 0.2, "the daemon")
+    calls = []
+    world = live.world
+
+    def once():  # type: ignore[no-untyped-def]
+        calls.append(1)
+        live.nvml.driver_up = len(calls) == 1
+        return live.nvml.opened()
+
+    path = live.places.root / "report.json"
+    request = Request("0", ("sleep", "2"), report=path, quiet=True)
+    assert acts.run(replace(world, nvml=once), request, dict(os.environ)) == 0
+    assert json.loads(path.read_text())["witness"] == "the daemon"
+
+
+# -- B05: control commands are no arguments of the front-end
+
+
+def test_no_source_of_ours_hands_a_command_to_the_front_end_as_an_argument() -> None:
+    """Up to driver 550 it would be ignored without a word."""
+    scripts = Path(run_environment.__file__).parents[1]
+    pattern = re.compile(r"(?:nvidia-cuda-mps-control|CONTROL_DAEMON\)?\)?,)\s+[\"']?(?:set|get|start|quit|shutdown)_?")
+    for source in scripts.rglob("*.py"):
+        assert not pattern.search(source.read_text()), source
