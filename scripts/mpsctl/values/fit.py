@@ -198,9 +198,10 @@ def refuse_anywhere(limit: Optional[Quantity], clients: Optional[int]) -> None:
             f"at most {CAP_FROM_590}, the highest cap of any driver",
             "spread them over more GPUs",
         )
-    if limit is not None and limit.share is not None and clients * limit.share > 1:
+    share = None if limit is None else limit.thousandths_percent
+    if share is not None and clients * share > 100_000:
         raise BadValue(
-            f"{clients} clients x {limit} = {float(clients * limit.share * 100):g} % of a GPU's memory",
+            f"{clients} clients x {limit} = {clients * share / 1000:g} % of a GPU's memory",
             "at most 100 %, less what the MPS server holds",
             "lower one of the two",
         )

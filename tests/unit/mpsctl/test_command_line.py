@@ -19,7 +19,21 @@ from mpsctl.outside import hardware
 from mpsctl.state import world as worlds
 from mpsctl.state.world import World
 
-VERBS = ["status", "gpus", "env", "version", "apply", "prepare", "stop", "release", "condition", "reconcile"]
+VERBS = [
+    "status",
+    "gpus",
+    "env",
+    "version",
+    "apply",
+    "prepare",
+    "stop",
+    "release",
+    "condition",
+    "reconcile",
+    "measure",
+    "plan",
+    "run",
+]
 
 
 class Shell:
@@ -250,6 +264,104 @@ def test_reconcile_that_is_refused_or_fails_ends_with_1(mpsctl: Shell, host: Hos
     host.nvml.driver_up = False
     assert mpsctl("reconcile", stdin=request(host)) == 1
     assert "Driver Not Loaded" in json.loads(mpsctl.out)["error"]
+
+
+# -- what fits
+
+
+DESCRIBED = ("--model-memory-mib", "15360", "--gpu-name", "Tesla T4", "--driver", "550.163.01")
+
+
+def test_plan_on_this_host_and_for_a_gpu_that_is_described(mpsctl: Shell) -> None:
+    assert mpsctl("plan", "--memory", "4G", "--clients", "8") == 0
+    assert mpsctl.out.startswith("fits: 8 processes of 4096 MiB on NVIDIA H200")
+    assert "8 clients x 4096 MiB limit + 66 MiB server + 616 MiB reserved = 33450 MiB <= 143771 MiB" in mpsctl.out
+    assert mpsctl("plan", "--memory", "20%", *DESCRIBED) == 0
+    assert "4 processes of 3072 MiB on Tesla T4" in mpsctl.out
+    assert mpsctl.json("plan", "--memory", "4G", *DESCRIBED)["most_clients"] == 3
+    assert mpsctl("plan", "--memory", "4G", "--latency", "short", "--format", "vars") == 0
+    assert "mps_device_memory_limit: 4096M\nmps_active_thread_percentage: 30\nmps_expected_clients: 8" in mpsctl.out
+
+
+def test_a_plan_that_cannot_fit_ends_with_2_and_the_arithmetic(mpsctl: Shell) -> None:
+    assert mpsctl("plan", "--memory", "4G", "--clients", "40") == 2
+    assert "164522 MiB > 143771 MiB" in mpsctl.out
+    assert mpsctl.json("plan", "--memory", "4G", "--clients", "40")["verdict"] == "refused"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--memory", "20"],
+        ["--memory", "4G", "--clients", "0"],
+        ["--memory", "4G", "--threads", "101"],
+        ["--memory", "4G", "--rates", "3"],
+        ["--memory", "4G", "--gpu", "9"],
+        ["--memory", "4G", "--gpu-name", "Tesla T4"],
+        ["--memory", "4G", "--gpu", "0", *DESCRIBED],
+        ["--memory", "4G", "--gpu-name", "x", "--model-memory-mib", "4G"],
+        ["--memory", "4G", "--gpu-name", "x", "--model-memory-mib", "15360", "--driver", "new"],
+    ],
+)
+def test_plan_refuses_on_one_line(mpsctl: Shell, words: list[str]) -> None:
+    assert mpsctl("plan", *words) == 2
+    assert len(mpsctl.err.splitlines()) == 1
+    assert mpsctl.out == ""
+
+
+@pytest.mark.usefixtures("running")
+def test_hints_are_comments_and_change_nothing_else(mpsctl: Shell) -> None:
+    for kind in ("shell", "systemd"):
+        mpsctl("env", "0", "--format", kind)
+        plain = mpsctl.out
+        assert mpsctl("env", "0", "--format", kind, "--hints") == 0
+        assert mpsctl.out.startswith(plain)
+        added = mpsctl.out[len(plain) :].splitlines()
+        assert len(added) == 3
+        assert all(line.startswith("# ") for line in added)
+        assert "--gpu-memory-utilization 0.0286" in mpsctl.out
+    for kind in ("docker", "json"):
+        assert mpsctl("env", "0", "--format", kind, "--hints") == 2
+
+
+def test_hints_of_an_instance_without_a_limit(mpsctl: Shell, host: Host) -> None:
+    host.wish()
+    assert mpsctl("env", "0", "--hints") == 0
+    assert mpsctl.out.splitlines()[-1].startswith("# no memory limit is managed here")
+
+
+@pytest.mark.usefixtures("running")
+def test_run_passes_the_exit_code_and_refuses_in_one_line(mpsctl: Shell, host: Host) -> None:
+    report = host.places.root / "report.json"
+    assert mpsctl("run", "--instance", "0", "--", "sh", "-c", "exit 9") == 9
+    assert "never seen as an MPS client" in mpsctl.err
+    assert mpsctl("run", "--instance", "0", "--json", "--report", str(report), "--", "sh", "-c", "exit 9") == 9
+    assert mpsctl.err == ""
+    assert json.loads(report.read_text())["exit_code"] == 9
+    assert mpsctl("run", "--instance", "0", "--require-mps", "--", "true") == 4
+    for words in (
+        ["--memory", "5G", "--", "true"],
+        ["--memory", "5", "--", "true"],
+        ["--threads", "60", "--", "true"],
+        ["--priority", "2", "--", "true"],
+        ["--prove-timeout", "soon", "--", "true"],
+        ["--"],
+        [],
+        ["--json", "--", "true"],
+    ):
+        assert mpsctl("run", "--instance", "0", *words) == 2
+        assert len(mpsctl.err.splitlines()) == 1
+    assert mpsctl("run", "--instance", "7", "--", "true") == 2
+
+
+@pytest.mark.usefixtures("running")
+def test_measure_without_a_gpu_that_answers(mpsctl: Shell, host: Host) -> None:
+    host.nvml.others_mib = {777: 1}
+    host.process("python3", "python3", pid=777)
+    assert mpsctl("measure", "--gpu", "0") == 3
+    assert "in use by 1 process" in mpsctl.err
+    assert mpsctl("measure", "--instance", "0", "--gpu", "0") == 2
+    assert mpsctl("measure", "--threads", "101") == 2
 
 
 # -- exit codes and errors

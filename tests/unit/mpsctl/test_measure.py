@@ -9,7 +9,7 @@ import time
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterator, Mapping, Optional, Sequence
 
 import pytest
 
@@ -131,9 +131,7 @@ def test_a_busy_gpu_is_refused_unless_forced(gpu: FakeCuda) -> None:
         ({"error": 805, "server_limit_mib": 100}, "returned 805"),
     ],
 )
-def test_no_figure_is_kept_that_was_not_seen_under_a_limit(
-    gpu: FakeCuda, changes: dict[str, object], says: str
-) -> None:
+def test_no_figure_is_kept_that_was_not_seen_under_a_limit(gpu: FakeCuda, changes: dict[str, Any], says: str) -> None:
     with pytest.raises((NotReady, NotInForce), match=says):
         acts.measure(world(replace(gpu, **changes)))
     assert measured.read(gpu.host.world) == []

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fakes import H200_MIB, Host, h200
 from mpsctl.proofs import plan as planning
 from mpsctl.values import plan as plans
+from mpsctl.values.costs import Costs
 from mpsctl.values.errors import BadValue
 from mpsctl.values.fit import Card
 from mpsctl.values.instance import check_expected_clients, check_thread_percentage
@@ -120,7 +121,7 @@ def test_hints_are_scaled_to_the_limit(host: Host) -> None:
 
 @given(st.integers(1, 143_155), st.integers(1, 2_000))
 def test_no_fraction_allows_more_than_the_limit(limit_mib: int, context_mib: int) -> None:
-    costs = plans.Costs(context_mib, 66, 616, context_mib + 1, "somewhere")
+    costs = Costs(context_mib, 66, 616, context_mib + 1, "somewhere")
     torch, _, vllm = plans.hints(143_155, limit_mib, costs)
     fraction = re.search(r"fraction\((\S+?)\)", torch)
     utilization = re.search(r"utilization (\S+?):", vllm)
@@ -145,7 +146,7 @@ def test_variables_can_be_pasted_and_are_good_values(
 ) -> None:
     if clients is not None and rates and clients < len(rates):
         return
-    costs = plans.Costs(514, 66, 616, 515, "somewhere")
+    costs = Costs(514, 66, 616, 515, "somewhere")
     found = plans.plan(H200, costs, Wish(limit_mib, clients, percentage, latency, rates))
     values = yaml.safe_load(plans.as_vars(found))
     assert values == found.variables

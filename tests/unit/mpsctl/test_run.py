@@ -87,12 +87,11 @@ def test_no_environment_ever_lifts_a_limit_or_leads_past_mps(
         "0",
         ("0",),
         "/run/nvidia-mps/0",
-        None,
-        limit and parse(limit),
-        percentage,
-        own_priority,  # type: ignore[arg-type]
+        limit=None if limit is None else parse(limit),
+        thread_percentage=percentage,
+        client_priority=own_priority,
     )
-    lower = Lower(memory and parse(memory), threads, priority)  # type: ignore[arg-type]
+    lower = Lower(None if memory is None else parse(memory), threads, priority)
     try:
         found = run_environment.build(inherited, instance, served, lower)
     except BadValue:
