@@ -29,6 +29,14 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "percent-word": ({PERCENT: "abc"}, PERCENT, "found 'abc'"),
     "percent-yes": ({PERCENT: True}, PERCENT, "found True"),
     "priority": ({"mps_client_priority": 2}, "mps_client_priority", "0 (normal) or 1"),
+    "clients-none": ({"mps_expected_clients": 0}, "mps_expected_clients", "a whole number of clients"),
+    "clients-over-every-cap": ({"mps_expected_clients": 61}, "mps_expected_clients", "at most 60"),
+    "clients-over-all": ({LIMIT: "20%", "mps_expected_clients": 6}, "mps_expected_clients", "6 clients x 20% = 120 %"),
+    "own-clients-over-all": (
+        {LIMIT: "50%", INSTANCES: [{"name": "a", "gpus": ["0"], "expected_clients": 3}]},
+        f"{INSTANCES}[a]",
+        "3 clients x 50% = 150 %",
+    ),
     "mode": ({"mps_compute_mode": "exclusive"}, "mps_compute_mode", "expected exclusive_process or default"),
     "timeout": ({"mps_driver_timeout_s": "soon"}, "mps_driver_timeout_s", "whole seconds"),
     "one-gpu-twice": (
