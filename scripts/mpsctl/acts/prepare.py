@@ -65,7 +65,7 @@ def prepare(world: World, name: str) -> DaemonEnvironment:
     pipe.remove_private(public)
     private = pipe.new_private(public)
     environment = DaemonEnvironment(private, tuple(device.uuid for device in devices), hardware.SEARCH_PATH, flags)
-    files.write(environment_file(world, name), environment.as_file(), lasting=False)
+    files.write(environment_file(world, name), environment.as_file(), 0o600, lasting=False)
     world.say(f"prepared {private} for {', '.join(str(device) for device in devices)}")
     return environment
 

@@ -342,3 +342,9 @@ def test_a_record_that_cannot_be_read_is_no_obstacle(host: Host, text: str) -> N
         (runtime / name).write_text(text)
     host.start()
     assert host.gate_is_open()
+
+
+def test_nobody_but_root_can_read_where_the_daemon_listens_before_the_gate_opens(host: Host) -> None:
+    host.wish()
+    prepare.prepare(host.world, "0")
+    assert prepare.environment_file(host.world, "0").stat().st_mode & 0o777 == 0o600

@@ -244,13 +244,18 @@ def become_client(host: Host, in_s: float, witness: str = "NVML") -> None:
     """The first child of ours becomes a client, by one of the lists."""
 
     def act() -> None:
-        child = next(pid for pid in procfs.tree(os.getpid()) if procfs.command(pid).startswith("sleep"))
+        child = None
+        while child is None:  # on a busy machine the command takes its time to start
+            child = next((pid for pid in procfs.tree(os.getpid()) if procfs.command(pid).startswith("sleep")), None)
+            time.sleep(0.01)
         if witness == "NVML":
             host.nvml.clients_mib = {child: 514}
         elif witness == "the daemon":
             host.running().start_server(9001, [child])
 
-    threading.Timer(in_s, act).start()
+    timer = threading.Timer(in_s, act)
+    timer.daemon = True
+    timer.start()
 
 
 @pytest.mark.parametrize("witness", ["NVML", "the daemon"])
@@ -388,7 +393,7 @@ def test_nvml_that_goes_away_leaves_the_daemon_as_witness(live: Host) -> None:
         return live.nvml.opened()
 
     path = live.places.root / "report.json"
-    request = Request("0", ("sleep", "2"), report=path, quiet=True)
+    request = Request("0", ("sleep", "4"), report=path, quiet=True)
     assert acts.run(replace(world, nvml=once), request, dict(os.environ)) == 0
     assert json.loads(path.read_text())["witness"] == "the daemon"
 

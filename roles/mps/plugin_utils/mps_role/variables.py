@@ -168,7 +168,7 @@ def _entry_problems(name: str, entry: Any) -> list[str]:
 def _fit_problems(values: Mapping[str, Any]) -> list[str]:
     """Clients that fit on no GPU, whatever its model: what only the host's GPU tells is refused by its look."""
     entries = values.get(f"{PREFIX}instances")
-    owners = [(f"{PREFIX}expected_clients", {})]
+    owners: list[tuple[str, Mapping[str, Any]]] = [(f"{PREFIX}expected_clients", {})]
     if isinstance(entries, list):
         owners = [(f"{PREFIX}instances[{entry.get('name')}]", entry) for entry in entries if isinstance(entry, dict)]
     found = []
