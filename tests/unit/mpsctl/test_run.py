@@ -240,30 +240,46 @@ def test_a_command_that_dies_of_a_signal_ends_as_in_a_shell(live: Host) -> None:
 # -- the proof
 
 
-def become_client(host: Host, in_s: float, witness: str = "NVML") -> None:
-    """The first child of ours becomes a client, by one of the lists."""
+def become_client(host: Host, in_s: float, witness: str = "NVML", command: str = "sleep") -> None:
+    """The last descendant of ours with this word in its command becomes a client, by one of the lists."""
 
     def act() -> None:
-        child = None
-        while child is None:  # on a busy machine the command takes its time to start
-            child = next((pid for pid in procfs.tree(os.getpid()) if procfs.command(pid).startswith("sleep")), None)
+        found: list[int] = []
+        while not found:  # on a busy machine the command takes its time to start
+            found = [pid for pid in procfs.tree(os.getpid()) if command in procfs.command(pid)]
             time.sleep(0.01)
         if witness == "NVML":
-            host.nvml.clients_mib = {child: 514}
+            host.nvml.clients_mib = {max(found): 514}
         elif witness == "the daemon":
-            host.running().start_server(9001, [child])
+            host.running().start_server(9001, [max(found)])
 
     timer = threading.Timer(in_s, act)
     timer.daemon = True
     timer.start()
 
 
+def until_proven(host: Host, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """A command with a child of its own that ends with 3 as soon as it was proven to be a client."""
+    flag = host.places.root / "proven"
+    really = acts._say
+
+    def say(request: Request, report: acts.Report, text: str) -> None:
+        really(request, report, text)
+        if "is an MPS client" in text:
+            flag.touch()
+
+    monkeypatch.setattr(acts, "_say", say)
+    waiting = f"while [ ! -e {flag} ]; do sleep 0.05; done; exit 3"
+    return ("sh", "-c", f"sh -c '{waiting}'; exit $?")
+
+
 @pytest.mark.parametrize("witness", ["NVML", "the daemon"])
 def test_a_client_is_proven_by_nvml_or_by_the_daemon(
-    live: Host, witness: str, capfd: pytest.CaptureFixture[str]
+    live: Host, witness: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    become_client(live, 0.2, witness)
-    code, found = report(live, "sh", "-c", "sleep 2; exit 3", require_mps=True)
+    command = until_proven(live, monkeypatch)
+    become_client(live, 0.2, witness, "while")
+    code, found = report(live, *command, require_mps=True)
     assert code == 3
     assert (found["became_client"], found["witness"], found["why_not"]) == (True, witness, None)
     assert found["client_pid"] != found["pid"]  # a descendant counts
@@ -382,8 +398,9 @@ def test_a_report_that_cannot_be_written_is_refused_before(live: Host) -> None:
         run(live, "true", report=Path("/nonexistent/report"))
 
 
-def test_nvml_that_goes_away_leaves_the_daemon_as_witness(live: Host) -> None:
-    become_client(live, 0.2, "the daemon")
+def test_nvml_that_goes_away_leaves_the_daemon_as_witness(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = until_proven(live, monkeypatch)
+    become_client(live, 0.2, "the daemon", "while")
     calls = []
     world = live.world
 
@@ -393,8 +410,8 @@ def test_nvml_that_goes_away_leaves_the_daemon_as_witness(live: Host) -> None:
         return live.nvml.opened()
 
     path = live.places.root / "report.json"
-    request = Request("0", ("sleep", "4"), report=path, quiet=True)
-    assert acts.run(replace(world, nvml=once), request, dict(os.environ)) == 0
+    request = Request("0", command, report=path, quiet=True)
+    assert acts.run(replace(world, nvml=once), request, dict(os.environ)) == 3
     assert json.loads(path.read_text())["witness"] == "the daemon"
 
 
