@@ -45,7 +45,7 @@ unit: setup lab-parts ## unit tests, and contract tests against NVIDIA's control
 	pytest -q tests/unit tests/contract
 
 .PHONY: controllers
-controllers: setup lab-parts ## the oldest and the newest Ansible, each on its own Python, converge a host
+controllers: setup lab-parts ## whole lab hosts: the oldest and the newest Ansible; a rollout of limits that stops
 	pytest -q tests/lab
 
 .PHONY: molecule

@@ -16,6 +16,7 @@ check lab:scripts:tests/contract:tests/unit/mpsctl tests/contract
 check lab:scripts tests/unit/lab
 check scripts molecule/tests
 check . -p tests.lab
+check .:lab:scripts:tests/contract:tests/unit/mpsctl tests/soak/*.py
 check scripts tests/gpu/*.py
 check scripts tests/bench/*.py
 exit $failed

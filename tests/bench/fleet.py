@@ -2,7 +2,8 @@
 """What a fleet-wide run costs, in units of one ping task on the same hosts in the same run.
 
 Boots bare lab hosts of its own, and times: a ping task, the first converge by site.yml, site.yml when nothing
-is to be done, and beside them a plain role of the usual kind doing the same work. Ping and the converged runs
+is to be done, a changed memory limit on every host by limits.yml (in its batches) and by site.yml, and beside
+them a plain role of the usual kind doing the same work. Ping and the converged runs
 are interleaved, so that drift of the machine cannot decide; of each the median counts. Prints a table with the
 raw seconds and writes it as JSON. Timings are for reading, no test depends on them.
 """
@@ -21,7 +22,8 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-TARGETS = {"site.yml, nothing to do": 1.5, "site.yml, first converge": 5.0}
+BY_LIMITS, BY_SITE = "limits.yml, a change on every host", "site.yml, a change on every host"
+TARGETS = {"site.yml, nothing to do": 1.5, "site.yml, first converge": 5.0, BY_LIMITS: 2.5, BY_SITE: 2.5}
 
 
 def main() -> int:
@@ -29,16 +31,17 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=12)
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prefix", default="bench", help="of the hosts' names (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=PROJECT / "build/bench-fleet.json")
     options = parser.parse_args()
     lab = [str(PROJECT / "lab/lab")]
-    environment = {**os.environ, "MPS_LAB_PREFIX": "bench", "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg")}
-    up = [*lab, "up", "--prefix", "bench", "--hosts", str(options.hosts), "--gpus", str(options.gpus)]
+    environment = {**os.environ, "MPS_LAB_PREFIX": options.prefix, "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg")}
+    up = [*lab, "up", "--prefix", options.prefix, "--hosts", str(options.hosts), "--gpus", str(options.gpus)]
     subprocess.run(up, check=True)
     try:
         seconds = measure(environment, options.rounds, options.gpus)
     finally:
-        subprocess.run([*lab, "down", "--prefix", "bench"], check=True)
+        subprocess.run([*lab, "down", "--prefix", options.prefix], check=True)
     report(seconds, options)
     return 0
 
@@ -46,9 +49,10 @@ def main() -> int:
 def measure(environment: dict[str, str], rounds: int, gpus: int) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {}
 
-    def run(what: str, playbook: str, changed: bool | None = None) -> None:
+    def run(what: str, playbook: str, changed: bool | None = None, *arguments: str) -> None:
         begin = time.monotonic()
         command = ["ansible-playbook", "-i", "inventories/lab", "-l", "gpu-nodes", "-e", f"lab_gpus={gpus}", playbook]
+        command += arguments
         done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
         took_s = time.monotonic() - begin
         if done.returncode:
@@ -66,6 +70,11 @@ def measure(environment: dict[str, str], rounds: int, gpus: int) -> dict[str, li
     for _ in range(rounds):
         run("ping", f"{plain}/ping.yml")
         run("site.yml, nothing to do", "site.yml", changed=False)
+    for _ in range(rounds):
+        run("ping", f"{plain}/ping.yml")
+        run(BY_LIMITS, "playbooks/limits.yml", True, "-e", "mps_device_memory_limit=6G")
+        run("ping", f"{plain}/ping.yml")
+        run(BY_SITE, "site.yml", True, "-e", "mps_device_memory_limit=4G")
     run("plain role, first converge", f"{plain}/site.yml", changed=True)
     for _ in range(max(2, rounds // 2)):
         run("ping", f"{plain}/ping.yml")

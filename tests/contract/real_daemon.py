@@ -117,3 +117,25 @@ class RealDaemonHost(Host):
         daemon = self.begin(name)
         apply.apply(self.world, name, daemon.pid)
         return daemon
+
+
+@contextmanager
+def held_session(daemon: Running) -> Iterator[int]:
+    """An operator at the front-end's prompt; the process id of that front-end."""
+    sessions = daemon.log.read_text().count("NEW UI")
+    prompt = subprocess.Popen(
+        [daemon.binary],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env={"CUDA_MPS_PIPE_DIRECTORY": str(daemon.pipe_directory)},
+    )
+    assert prompt.stdin is not None
+    try:
+        end = time.monotonic() + 30
+        while daemon.log.read_text().count("NEW UI") == sessions:
+            assert time.monotonic() < end, "the prompt was not served"
+            time.sleep(0.01)
+        yield prompt.pid
+    finally:
+        prompt.stdin.close()
+        prompt.wait()

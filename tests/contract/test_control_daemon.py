@@ -5,12 +5,9 @@ from __future__ import annotations
 import random
 import re
 import signal
-import subprocess
-import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator, Optional
+from typing import Optional
 
 import pytest
 from hypothesis import given, settings
@@ -25,7 +22,7 @@ from mpsctl.state.wish import Wish, steps
 from mpsctl.values import quantity
 from mpsctl.values.errors import BadValue, NotReady
 from mpsctl.values.instance import DAEMON_DIRECTORY_MAX_BYTES, PRIVATE_NAME_BYTES, check_pipe_directory
-from real_daemon import RealDaemonHost, Running, Starter
+from real_daemon import RealDaemonHost, Running, Starter, held_session
 
 LIMIT = "default_device_pinned_mem_limit 0"
 
@@ -210,28 +207,6 @@ def test_only_the_oldest_daemon_does_not_tell_the_state_of_a_server(daemon: Runn
 
 
 # -- one session at a time
-
-
-@contextmanager
-def held_session(daemon: Running) -> Iterator[int]:
-    """An operator at the front-end's prompt; the process id of that front-end."""
-    sessions = daemon.log.read_text().count("NEW UI")
-    prompt = subprocess.Popen(
-        [daemon.binary],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        env={"CUDA_MPS_PIPE_DIRECTORY": str(daemon.pipe_directory)},
-    )
-    assert prompt.stdin is not None
-    try:
-        end = time.monotonic() + 30
-        while daemon.log.read_text().count("NEW UI") == sessions:
-            assert time.monotonic() < end, "the prompt was not served"
-            time.sleep(0.01)
-        yield prompt.pid
-    finally:
-        prompt.stdin.close()
-        prompt.wait()
 
 
 def test_who_holds_the_session_is_named(start: Starter) -> None:

@@ -16,12 +16,12 @@ from ansible.plugins.action import ActionBase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "plugin_utils"))
 
-from mps_role import ansible_values, courier, packages, request, variables
+from mps_role import ansible_values, courier, packages, request, rollout, variables
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
     _supports_check_mode = True
-    _VALID_ARGS = frozenset(("phase", "program", "build", "program_absent"))
+    _VALID_ARGS = frozenset(("phase", "program", "build", "program_absent", "atomic"))
 
     def run(self, tmp: Optional[str] = None, task_vars: Optional[dict[str, Any]] = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
@@ -32,6 +32,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 "program": {"type": "path", "required": True},
                 "build": {"type": "str", "required": True},
                 "program_absent": {"type": "bool", "default": False},
+                "atomic": {"type": "bool", "default": False},
             }
         )
         check_mode = bool(self._task.check_mode)
@@ -46,10 +47,16 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             name: ansible_values.plain(self._templar.template(task_vars[name]))
             for name in ("_mps_program", "_mps_unit")
         }
-        wish = request.request(values, places, arguments["build"])
+        wish = request.request(values, places, arguments["build"], arguments["atomic"])
         answer, sent = self._ask(json.dumps(wish), places["_mps_program"], arguments, check, task_vars)
+        if arguments["atomic"]:  # a package is installed by site.yml alone
+            values["mps_package"] = False
         result.update(self._reading(answer, values, arguments["phase"], check_mode, task_vars["inventory_hostname"]))
         result["program_sent"] = sent
+        if arguments["atomic"] and not check and result.get("failed"):
+            result["msg"] = rollout.stopped(
+                str(result["msg"]), task_vars["ansible_play_hosts_all"], task_vars["ansible_play_batch"]
+            )
         return result
 
     def _ask(
@@ -105,8 +112,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         to_install = bool(missing and look and wanted)
         actions = list(answer.get("actions") or ())
         if to_install:
-            actions.append(f"install the package of {missing['what']}")
-        needed = bool(answer.get("changed")) or to_install
+            actions.insert(0, f"install the package of {missing['what']}")
+        needed = to_install or bool(answer.get("changed") and not missing)
         reading: dict[str, Any] = {
             "changed": needed and (check_mode or not look),
             "needed": needed,
@@ -121,14 +128,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         }
         if check_mode or not look:
             reading["diff"] = answer.get("diff") or []
-        if not (look and needed):  # else converge says it
+        if check_mode or not (look and needed):  # else converge says it
             reading["warnings"] = [*(answer.get("warnings") or ()), *map(_waiting, reading["pending"])]
         refused = answer.get("refused") or (packages.refusal(described, wanted) if to_install else None)
         if refused:
             reading.update(self._not_done(phase, f"{host}: {refused}"))
         problem = answer.get("error") or (missing["message"] if missing and not to_install else None)
         if problem:  # the line that matters, and what was done before it
-            return {"failed": True, "msg": problem, "changed": reading["changed"], "actions": actions}
+            put_back = {"put_back": answer["put_back"]} if answer.get("put_back") is not None else {}
+            return {"failed": True, "msg": problem, "changed": reading["changed"], "actions": actions, **put_back}
         return reading
 
 

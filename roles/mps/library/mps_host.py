@@ -31,6 +31,12 @@ options:
     description: Whether it is known that the host lacks this build, which saves asking.
     type: bool
     default: false
+  atomic:
+    description:
+      - Lets changed limits alone through, which a live reload brings about; anything more is refused.
+      - Where they do not come into force, mpsctl puts the host back to the limits that it had, and the task fails.
+    type: bool
+    default: false
 attributes:
   check_mode:
     description: Says what would be done and changes nothing.
@@ -88,6 +94,10 @@ host:
   description: Distribution and driver of the host.
   returned: success
   type: dict
+put_back:
+  description: Whether a host is proven to have its former limits again.
+  returned: when an atomic change failed
+  type: bool
 program_sent:
   description: Whether the program travelled with the request.
   returned: success

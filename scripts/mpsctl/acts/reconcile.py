@@ -29,6 +29,9 @@ FINGERPRINT = "# Managed by mps-fleet"
 DAEMON_PLACE = "@NVIDIA_CUDA_MPS_CONTROL@"
 """Stands in the unit's template where the path of this host's control daemon belongs."""
 
+USUAL_DAEMON = f"/usr/bin/{hardware.CONTROL_DAEMON}"
+"""Shown where the daemon is yet to be installed."""
+
 
 @dataclass(frozen=True)
 class File:
@@ -44,12 +47,14 @@ class Request:
     """What is wished of a host: files that belong to no instance, and the instances' files.
 
     With ``instance_per_gpu`` there is one instance for each GPU, named by its index, and the text is the
-    file of each (``%i`` stands for the name).
+    file of each (``%i`` stands for the name). ``atomic`` lets only changed limits through, and puts the host
+    back to what it had where they do not come into force.
     """
 
     files: tuple[File, ...]
     instances: tuple[tuple[str, str], ...]
     instance_per_gpu: Optional[str] = None
+    atomic: bool = False
 
     @classmethod
     def from_json(cls, data: Any) -> Request:
@@ -63,7 +68,7 @@ class Request:
             )
             instances = tuple((str(entry["name"]), str(entry["conf"])) for entry in data.get("instances") or ())
             template = data.get("instance_per_gpu")
-            return cls(listed, instances, None if template is None else str(template))
+            return cls(listed, instances, None if template is None else str(template), data.get("atomic") is True)
         except (KeyError, TypeError, ValueError):
             raise BadValue(
                 "a request that is not of format 1",
@@ -87,6 +92,9 @@ class Answer:
     instances: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     host: dict[str, Any] = field(default_factory=dict)
+    put_back: Optional[bool] = None
+    """after an atomic change that failed: whether the host is proven to have what it had"""
+    put_back_why: Optional[str] = None
 
     def as_json(self) -> dict[str, Any]:
         return {"format": 1, **asdict(self)}
@@ -103,6 +111,11 @@ class _Plan:
     leftovers: list[str]
     waiting: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
     """instances that are held back: why, and for which clients"""
+
+    def rewritten(self, world: World) -> list[Instance]:
+        """Those whose file is written anew."""
+        paths = {file.path for file in self.files}
+        return [i for i in self.instances if world.places.conf(i.name) in paths]
 
     def to_enable(self) -> list[str]:
         return [i.unit for i in self.instances if not self.statuses[i.name].unit["enabled"]]
@@ -133,14 +146,13 @@ def reconcile(world: World, request: Request, check: bool, program: Optional[Pat
     """
     answer = Answer(check=check, host={**hardware.os_release(), "driver_version": hardware.driver_version()})
     answer.missing = _missing()
-    if answer.missing:
-        return answer
     try:
         with world.nvml() as nvml:
             gpus = nvml.gpus()
             answer.host["driver_version"] = nvml.driver_version()
     except NotReady as error:
-        answer.error = str(error)
+        # Where the daemon is missing that is what matters: its package may bring the driver as well.
+        answer.error = None if answer.missing else str(error)
         return answer
     try:
         instances, texts = _wished_instances(request, gpus)
@@ -150,12 +162,56 @@ def reconcile(world: World, request: Request, check: bool, program: Optional[Pat
         return answer
     try:
         plan = _plan(world, request, instances, texts, gpus, program)
+        if request.atomic:
+            answer.refused = _beyond_a_live_reload(world, plan)
+        if answer.refused or (answer.missing and not check):
+            return answer
         _describe(world, plan, gpus, answer)
         if not check and answer.changed:
-            _carry_out(world, plan, gpus, answer)
+            carry_out = _carry_out_whole if request.atomic else _carry_out
+            carry_out(world, plan, gpus, answer)
     except (MpsctlError, OSError) as error:
         answer.error = str(error)
     return answer
+
+
+def _beyond_a_live_reload(world: World, plan: _Plan) -> Optional[str]:
+    from mpsctl.acts import atomic  # seldom needed, and a look has to be quick
+
+    others = [f"install {world.places.program}"] if plan.program is not None else []
+    others += [f"write {file.path}" for file in plan.files if file.path.parent != world.places.configuration]
+    others += [f"remove instance {name}" for name in plan.leftovers]
+    others += [f"enable {unit}" for unit in plan.to_enable()]
+    others += [f"start {instance.unit}" for instance in plan.to_start()]
+    others += [
+        f"restart {instance.unit}: {plan.statuses[instance.name].restart_needed}"
+        for instance in plan.to_restart()
+        if instance.name not in plan.waiting  # it is held back anyway, and holds back no limit
+    ]
+    changed = (atomic.beyond_limits(world, instance) for instance in plan.rewritten(world))
+    return atomic.refusal([*others, *filter(None, changed)])
+
+
+def _carry_out_whole(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) -> None:
+    """Carry the plan out and, where it does not come into force, put the host back to what it had."""
+    from mpsctl.acts import atomic
+
+    rewritten = plan.rewritten(world)
+    touched = rewritten + [instance for instance in plan.to_reload() if instance not in rewritten]
+    former = atomic.remember(world, touched, plan.statuses, [file.path for file in plan.files], gpus)
+    try:
+        _carry_out(world, plan, gpus, answer)
+        answer.error = answer.error or atomic.problem_of_held_back(plan.waiting, answer.instances)
+    except (MpsctlError, OSError) as error:
+        answer.error = str(error)
+    if not answer.error:
+        return
+    answer.put_back_why, statuses = atomic.put_back(world, former)
+    answer.put_back = answer.put_back_why is None
+    answer.changed = not answer.put_back
+    answer.instances.update({status.instance: status.as_json() for status in statuses})
+    told = "the former limits are in force again" if answer.put_back else f"NOT put back: {answer.put_back_why}"
+    answer.error = f"{answer.error}; {told}"
 
 
 def _missing() -> Optional[dict[str, str]]:
@@ -259,7 +315,8 @@ def _who_waits(plan: _Plan, gpus: Sequence[Gpu]) -> dict[str, tuple[str, list[in
 
 def _with_binary(file: File) -> File:
     """The file with this host's daemon in it: distributions keep it in different places."""
-    return replace(file, content=file.content.replace(DAEMON_PLACE, str(hardware.binary(hardware.CONTROL_DAEMON))))
+    binary = hardware.binary(hardware.CONTROL_DAEMON) or USUAL_DAEMON
+    return replace(file, content=file.content.replace(DAEMON_PLACE, str(binary)))
 
 
 def _is_as_wished(file: File) -> bool:
@@ -313,6 +370,10 @@ def _describe(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) ->
         _describe_state(answer, "reload systemd's units", "systemd", "older units loaded", "units as on disk")
     for name, (why, clients) in plan.waiting.items():
         _hold_back(answer, name, why, clients)
+    if answer.missing and answer.actions:
+        answer.warnings.append(
+            f"{answer.missing['what']} is not installed yet: the unit is shown with its usual path {USUAL_DAEMON}"
+        )
     answer.changed = bool(answer.actions)
     answer.instances = {i.name: plan.statuses[i.name].as_json() for i in plan.instances}
     for gpu in gpus:

@@ -34,7 +34,8 @@ def main() -> int:
         print(json.dumps({"format": 1, "program_differs": True, "build": BUILD}))
         return 0
     state = place / "state.json"
-    wished = json.dumps({key: value for key, value in request.items() if key != "build"}, indent=1) + "\n"
+    (place / "atomic").write_text(json.dumps(request.get("atomic")))
+    wished = json.dumps({k: v for k, v in request.items() if k not in ("build", "atomic")}, indent=1) + "\n"
     before = state.read_text() if state.exists() else ""
     changed = before != wished or program.parent != place
     answer = {
@@ -57,6 +58,8 @@ def main() -> int:
     }
     if not check and behaviour.get("converge_error"):
         answer["error"] = behaviour["converge_error"]
+        answer["put_back"] = behaviour.get("put_back")
+        answer["changed"] = False
     elif changed and not check and not answer["refused"] and not answer["missing"]:
         state.write_text(wished)
         if program.parent != place:

@@ -180,6 +180,23 @@ def test_a_missing_daemon_is_said_in_one_line(fleet: Fleet) -> None:
     assert fleet.calls("a") == ["check"]
 
 
+def test_a_missing_daemon_that_is_to_be_installed_shows_the_files_in_check_mode(fleet: Fleet) -> None:
+    answer = {
+        **MISSING["answer"],
+        "changed": True,
+        "actions": ["write unit"],
+        "diff": [{"before_header": "u", "after_header": "u", "before": "", "after": "ExecStart=/usr/bin/x\n"}],
+        "warnings": ["x is not installed yet: the unit is shown with its usual path /usr/bin/x"],
+    }
+    fleet.add("a", {"answer": answer})
+    run = fleet.play("--check", "--diff", variables={"mps_package": True})
+    assert run.exit_code == 0, run.output
+    assert run.of(LOOK)["a"]["actions"] == ["install the package of nvidia-cuda-mps-control", "write unit"]
+    assert "+ExecStart=/usr/bin/x" in run.output
+    assert "shown with its usual path /usr/bin/x" in " ".join(run.output.split())
+    assert fleet.play("--check").changed() == {}, "without mps_package it is a failure and no change"
+
+
 def test_a_missing_daemon_that_is_to_be_installed_is_a_change_in_check_mode(fleet: Fleet) -> None:
     fleet.add("a", MISSING)
     run = fleet.play("--check", variables={"mps_package": True})

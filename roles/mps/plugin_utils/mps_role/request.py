@@ -27,11 +27,11 @@ def _templates() -> jinja2.Environment:
     )
 
 
-def request(values: Mapping[str, Any], places: Mapping[str, str], build: str) -> dict[str, Any]:
+def request(values: Mapping[str, Any], places: Mapping[str, str], build: str, atomic: bool = False) -> dict[str, Any]:
     """The request for one host.
 
     ``values`` are the role's variables, ``places`` its internal ones that templates use, ``build`` the id of
-    the program that must answer.
+    the program that must answer. ``atomic`` asks for changed limits alone, whole or not at all.
     """
     unit = _templates().get_template("mps-control@.service.j2").render({**places, **values})
     entries = values[f"{PREFIX}instances"]
@@ -41,6 +41,7 @@ def request(values: Mapping[str, Any], places: Mapping[str, str], build: str) ->
         "files": [{"path": places["_mps_unit"], "content": unit, "mode": "0644"}],
         "instances": [{"name": entry["name"], "conf": _conf(values, entry)} for entry in entries or ()],
         "instance_per_gpu": _conf(values, {"gpus": [EACH]}) if entries is None else None,
+        **({"atomic": True} if atomic else {}),
     }
 
 

@@ -1,0 +1,136 @@
+"""Runs of playbooks/limits.yml over a fleet of folders: batches, refusals, and what a failure says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fleet import CONVERGE, LOOK, PROJECT, REFUSE, Fleet, Run
+
+LIMITS = PROJECT / "playbooks" / "limits.yml"
+BATCH = "PLAY [Change the limits, batch by batch]"
+
+
+@pytest.fixture
+def converged(fleet: Fleet) -> Fleet:
+    """Eight hosts with a limit of 4G."""
+    for name in "abcdefgh":
+        fleet.add(name)
+    assert fleet.play(variables={"mps_device_memory_limit": "4G"}).exit_code == 0
+    for name in "abcdefgh":
+        (fleet.root / name / "calls").unlink()
+    return fleet
+
+
+def change(fleet: Fleet, *arguments: str, **variables: object) -> Run:
+    return fleet.play(*arguments, playbook=LIMITS, variables={"mps_device_memory_limit": "6G", **variables})
+
+
+def behave(fleet: Fleet, name: str, **behaviour: object) -> None:
+    (fleet.root / name / "behaviour.json").write_text(json.dumps(behaviour))
+
+
+def test_all_hosts_are_looked_at_and_then_changed_one_then_a_quarter_then_the_rest(converged: Fleet) -> None:
+    run = change(converged)
+    assert run.exit_code == 0, run.output
+    assert run.output.count(BATCH) == 3
+    assert [(line["task"], line["host"]) for line in run.results if line["task"] == LOOK][:1]
+    phases = [line["task"] for line in run.results if line["task"] in (LOOK, CONVERGE)]
+    assert phases == [LOOK] * 8 + [CONVERGE] * 8
+    assert all(converged.calls(name) == ["check", "converge"] for name in "abcdefgh")
+    assert all((converged.root / name / "atomic").read_text() == "true" for name in "abcdefgh")
+
+
+def test_a_second_run_changes_nothing(converged: Fleet) -> None:
+    change(converged)
+    assert change(converged).changed() == {}
+
+
+@pytest.mark.parametrize(("serial", "batches"), [(3, 3), ("50%", 2), ([2, "100%"], 2), ("100%", 1)])
+def test_the_batches_can_be_chosen(converged: Fleet, serial: object, batches: int) -> None:
+    assert change(converged, mps_serial=serial).output.count(BATCH) == batches
+
+
+def test_in_check_mode_nothing_is_changed_and_the_change_is_shown(converged: Fleet) -> None:
+    run = change(converged, "--check", "--diff")
+    assert run.exit_code == 0
+    assert sorted(run.changed()) == list("abcdefgh")
+    assert "DeviceMemoryLimit=6G" in run.output
+    assert all(converged.calls(name) == ["check"] for name in "abcdefgh")
+
+
+def test_the_first_failure_ends_the_run_and_its_line_says_who_was_not_begun(converged: Fleet) -> None:
+    behave(converged, "b", converge_error="the daemon shows 4G; the former limits are in force again", put_back=True)
+    run = change(converged)
+    assert run.exit_code != 0
+    assert run.message() == (
+        "the daemon shows 4G; the former limits are in force again; not begun and untouched: d, e, f, g and 1 more"
+    )
+    assert sorted(run.changed()) == ["a", "c"], "those before it and beside it in its batch"
+    assert run.of(CONVERGE, "failed")["b"]["put_back"] is True
+    assert all(converged.calls(name) == ["check"] for name in "defgh")
+
+
+def test_a_failure_in_the_last_batch_says_so(converged: Fleet) -> None:
+    behave(converged, "h", converge_error="no")
+    assert change(converged).message() == "no; no host was left to come"
+
+
+def test_more_than_a_live_reload_on_one_host_stops_all_before_any_change(converged: Fleet) -> None:
+    behave(converged, "g", answer={"refused": "found a change that needs more; run site.yml for this host"})
+    run = change(converged)
+    assert run.exit_code != 0
+    assert run.message() == "g: found a change that needs more; run site.yml for this host"
+    assert run.of(REFUSE)
+    assert all(converged.calls(name) == ["check"] for name in "abcdefgh")
+
+
+def test_a_host_that_cannot_be_looked_at_stops_all_before_any_change(converged: Fleet) -> None:
+    behave(converged, "g", answer={"error": "the driver is not loaded"})
+    run = change(converged)
+    assert run.exit_code != 0
+    assert run.message() == "the driver is not loaded"
+    assert all(converged.calls(name) == ["check"] for name in "abcdefgh")
+
+
+def test_a_host_that_cannot_be_reached_stops_all_before_any_change_and_can_be_left_out(converged: Fleet) -> None:
+    converged.add("i", ansible_connection="ssh", ansible_host="127.0.0.1", ansible_port=1, ansible_user="root")
+    assert change(converged).exit_code != 0
+    assert all(converged.calls(name) == ["check"] for name in "abcdefgh")
+    assert change(converged, "-l", "!i").exit_code == 0
+
+
+def test_bad_variables_of_one_host_are_refused_before_any_is_asked(fleet: Fleet) -> None:
+    fleet.add("a")
+    fleet.add("b", mps_device_memory_limit="6GB")
+    run = fleet.play(playbook=LIMITS, fake=False)
+    assert run.exit_code != 0
+    assert "b: mps_device_memory_limit: found '6GB'" in run.message()
+    assert fleet.calls("a") == []
+
+
+def test_no_package_is_installed_on_the_way(converged: Fleet) -> None:
+    behave(converged, "a", answer={"missing": {"what": "x", "message": "x was not found"}, "changed": False})
+    run = change(converged, mps_package=True)
+    assert run.exit_code != 0
+    assert run.message() == "x was not found"
+
+
+def test_limits_by_group_host_and_instance(fleet: Fleet) -> None:
+    """Ansible's own precedence; null is not managed and has no line in the file."""
+    fleet.add("a")
+    fleet.add("b", mps_device_memory_limit="2G", mps_active_thread_percentage=None)
+    fleet.add("c", mps_instances=[{"name": "t", "gpus": ["0"], "device_memory_limit": None, "client_priority": 1}])
+    variables = {"mps_device_memory_limit": "6G", "mps_active_thread_percentage": 40}
+    assert fleet.play(playbook=LIMITS, variables=variables).exit_code == 0
+
+    def lines(name: str) -> list[str]:
+        state = json.loads((fleet.root / name / "state.json").read_text())
+        conf = state["instance_per_gpu"] or state["instances"][0]["conf"]
+        keys = ("DeviceMemoryLimit", "ActiveThreadPercentage", "ClientPriority")
+        return [line for line in conf.splitlines() if line.startswith(keys)]
+
+    assert lines("a") == ["DeviceMemoryLimit=6G", "ActiveThreadPercentage=40"]
+    assert lines("b") == ["DeviceMemoryLimit=2G"]
+    assert lines("c") == ["ActiveThreadPercentage=40", "ClientPriority=1"]
