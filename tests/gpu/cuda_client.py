@@ -4,8 +4,9 @@
 It creates one context, looks at what it may have, and prints one JSON line:
 ``mps`` (device attribute 133), ``free_mib``/``total_mib`` (cuMemGetInfo), ``sms`` (attribute 16),
 ``init_s``/``context_s``. With ``--allocate-mib N`` it tries to allocate N MiB in one piece and says
-whether that worked; with ``--hold-s S`` it keeps the context that long, probing it once a second, and
-prints a second line that says how it ended. A CUDA error ends it with exit code 1 and a JSON line that
+whether that worked; with ``--hold-s S`` it keeps the context that long, with ``--hold-while FILE`` as long as
+there is that file, probing it all the time, and prints a second line that says how it ended and what is free
+to it then. A CUDA error ends it with exit code 1 and a JSON line that
 names the call and the code.
 """
 
@@ -48,6 +49,7 @@ def main() -> int:
     parser.add_argument("--uid", type=int, help="become this user before CUDA is touched")
     parser.add_argument("--allocate-mib", type=int, action="append", default=[])
     parser.add_argument("--hold-s", type=float, default=0.0)
+    parser.add_argument("--hold-while", metavar="FILE")
     options = parser.parse_args()
     if options.uid is not None:
         os.setgroups([])
@@ -79,11 +81,12 @@ def main() -> int:
                 said[f"allocate_{size_mib}_mib"] = error.code
         print(json.dumps(said), flush=True)
         end = time.monotonic() + options.hold_s
-        while time.monotonic() < end:
+        while time.monotonic() < end or (options.hold_while and os.path.exists(options.hold_while)):
             time.sleep(0.2)
             cuda.call("cuCtxSynchronize")
-        if options.hold_s:
-            print(json.dumps({"label": options.label, "held": "ok"}), flush=True)
+        if options.hold_s or options.hold_while:
+            cuda.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+            print(json.dumps({"label": options.label, "held": "ok", "free_mib": free.value >> 20}), flush=True)
         return 0
     except CudaError as error:
         said.update({"failed": error.call, "code": error.code, "name": error.name})

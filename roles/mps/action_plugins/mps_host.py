@@ -43,10 +43,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if refusals:
             refused = "\n".join(variables.together({task_vars["inventory_hostname"]: refusals}))
             return {**result, **self._not_done(arguments["phase"], refused)}
-        places = {
-            name: ansible_values.plain(self._templar.template(task_vars[name]))
-            for name in ("_mps_program", "_mps_unit")
-        }
+        places = {name: ansible_values.plain(self._templar.template(task_vars[name])) for name in request.PLACES}
         wish = request.request(values, places, arguments["build"], arguments["atomic"])
         answer, sent = self._ask(json.dumps(wish), places["_mps_program"], arguments, check, task_vars)
         if arguments["atomic"]:  # a package is installed by site.yml alone

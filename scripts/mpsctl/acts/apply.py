@@ -18,7 +18,7 @@ from mpsctl.acts import compute_modes
 from mpsctl.outside import daemon as control
 from mpsctl.outside import pipe, procfs
 from mpsctl.outside.daemon import Daemon
-from mpsctl.state import configuration, record
+from mpsctl.state import configuration, record, witness
 from mpsctl.state.record import InForce
 from mpsctl.state.wish import Step, Wish, memory_of, steps
 from mpsctl.state.world import World
@@ -56,7 +56,7 @@ def apply(world: World, name: str, main_pid: Optional[int] = None) -> list[str]:
         if known is not None and known.limits_mib != wish.limits_mib:
             # Should this break off halfway, the getters cannot tell how far it came: nothing old is believed then.
             record.write(world, name, replace(known, limits_mib=()))
-        changes += _put_in_force(daemon, wish, known)
+        changes += _put_in_force(world, instance, daemon, running.devices, wish, known)
         if tuple(device.uuid for device in wished) == running.devices:
             changes += compute_modes.take(world, nvml, instance, wished)
         else:
@@ -160,12 +160,17 @@ def _uid_of(user: str) -> int:
         ) from None
 
 
-def _put_in_force(daemon: Daemon, wish: Wish, known: Optional[InForce]) -> list[str]:
+def _put_in_force(
+    world: World, instance: Instance, daemon: Daemon, devices: Sequence[str], wish: Wish, known: Optional[InForce]
+) -> list[str]:
     """Set what differs, in the defaults (for later servers) and in every running server, and read back."""
     changes = _set_and_read(daemon, steps(wish, known), "")
-    for server in control.servers(daemon):
+    servers = control.servers(daemon)
+    log = witness.of_unit(world, instance.unit) if servers else None
+    for server in servers:
         # A server takes the defaults only when it starts; a command to it reaches clients that connect later.
-        changes += _set_and_read(daemon, steps(wish, known, str(server.pid)), str(server.pid))
+        said = witness.limits(log.servers.get(server.pid) if log else None, devices)
+        changes += _set_and_read(daemon, steps(wish, known, str(server.pid), said), str(server.pid))
     return changes
 
 

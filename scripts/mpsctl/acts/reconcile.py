@@ -11,7 +11,7 @@ import hashlib
 import sys
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Iterable, Mapping, Optional, Sequence
 
 from mpsctl.acts import compute_modes, prepare, stop
 from mpsctl.outside import bytecode, files, hardware, procfs, systemd
@@ -55,6 +55,8 @@ class Request:
     instances: tuple[tuple[str, str], ...]
     instance_per_gpu: Optional[str] = None
     atomic: bool = False
+    units: tuple[str, ...] = ()
+    """units beside the instances' own that are to be enabled and active, such as timers"""
 
     @classmethod
     def from_json(cls, data: Any) -> Request:
@@ -68,7 +70,9 @@ class Request:
             )
             instances = tuple((str(entry["name"]), str(entry["conf"])) for entry in data.get("instances") or ())
             template = data.get("instance_per_gpu")
-            return cls(listed, instances, None if template is None else str(template), data.get("atomic") is True)
+            units = tuple(str(name) for name in data.get("units") or ())
+            atomic = data.get("atomic") is True
+            return cls(listed, instances, None if template is None else str(template), atomic, units)
         except (KeyError, TypeError, ValueError):
             raise BadValue(
                 "a request that is not of format 1",
@@ -109,6 +113,9 @@ class _Plan:
     files: list[File]
     program: Optional[Path]
     leftovers: list[str]
+    units: dict[str, Mapping[str, str]]
+    """the other wished units, as systemd shows them"""
+    units_to_enable: list[str]
     waiting: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
     """instances that are held back: why, and for which clients"""
 
@@ -118,7 +125,15 @@ class _Plan:
         return [i for i in self.instances if world.places.conf(i.name) in paths]
 
     def to_enable(self) -> list[str]:
-        return [i.unit for i in self.instances if not self.statuses[i.name].unit["enabled"]]
+        mine = [i.unit for i in self.instances if not self.statuses[i.name].unit["enabled"]]
+        return mine + self.units_to_enable
+
+    def units_to_start(self) -> list[str]:
+        return [name for name, shown in self.units.items() if shown.get("ActiveState") != "active"]
+
+    def units_to_restart(self) -> list[str]:
+        anew = {file.path.name for file in self.files}
+        return [name for name in self.units if name in anew and name not in self.units_to_start()]
 
     def to_start(self) -> list[Instance]:
         return [i for i in self.instances if not self.statuses[i.name].active]
@@ -269,7 +284,8 @@ def _plan(
 ) -> _Plan:
     wished = [*map(_with_binary, request.files), *(File(world.places.conf(name), text) for name, text in texts.items())]
     differing = [file for file in wished if not _is_as_wished(file)]
-    statuses = {status.instance: status for status in proofs.look(world, instances, gpus, None)}
+    shown = world.systemd.show([*(instance.unit for instance in instances), *request.units])
+    statuses = {status.instance: status for status in proofs.look(world, instances, gpus, None, shown)}
     leftovers = [
         name
         for name in configuration.names(world)
@@ -283,6 +299,8 @@ def _plan(
         files=differing,
         program=program if program is not None and not _same_file(program, world.places.program) else None,
         leftovers=leftovers,
+        units={name: shown.get(name, {}) for name in request.units},
+        units_to_enable=[name for name in request.units if not world.systemd.enabled(name)],
     )
     plan.waiting = _who_waits(plan, gpus)
     return plan
@@ -359,14 +377,19 @@ def _describe(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) ->
             continue
         state = str(plan.statuses[instance.name].unit["active_state"])
         _describe_state(answer, f"start {instance.unit}", instance.unit, state, "active")
+    for unit in plan.units_to_start():
+        state = str(plan.units[unit].get("ActiveState", "unknown"))
+        _describe_state(answer, f"start {unit}", unit, state, "active")
+    for unit in plan.units_to_restart():
+        _describe_state(answer, f"restart {unit}: its file has changed", unit, "as before", "as its file says")
     for instance in plan.to_restart():
         if instance.name not in plan.waiting:
             why = str(plan.statuses[instance.name].restart_needed)
             _describe_state(answer, f"restart {instance.unit}: {why}", instance.unit, why, "restarted")
     for instance in plan.to_reload():
-        findings = "; ".join(plan.statuses[instance.name].findings)
+        findings = "; ".join(_own_findings(plan.statuses[instance.name]))
         _describe_state(answer, f"reload {instance.unit}: {findings}", instance.unit, findings, "in force")
-    if not plan.files and any(status.unit.get("needs_daemon_reload") for status in plan.statuses.values()):
+    if not plan.files and _stale(plan):
         _describe_state(answer, "reload systemd's units", "systemd", "older units loaded", "units as on disk")
     for name, (why, clients) in plan.waiting.items():
         _hold_back(answer, name, why, clients)
@@ -376,6 +399,7 @@ def _describe(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) ->
         )
     answer.changed = bool(answer.actions)
     answer.instances = {i.name: plan.statuses[i.name].as_json() for i in plan.instances}
+    answer.warnings += _about_clients(plan.statuses.values())
     for gpu in gpus:
         if gpu.pre_volta:
             answer.warnings.append(f"{gpu} is older than Volta: at most 16 clients, no memory protection between them")
@@ -438,8 +462,7 @@ def _carry_out(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) -
     problems = []
     if plan.to_enable():
         problems.append(world.systemd.act("enable", plan.to_enable()))
-    stale = any(status.unit.get("needs_daemon_reload") for status in plan.statuses.values())
-    if stale or plan.to_enable() or any(file.path.is_relative_to(world.places.units) for file in plan.files):
+    if _stale(plan) or plan.to_enable() or any(file.path.is_relative_to(world.places.units) for file in plan.files):
         systemd.ensure(world.systemd.act("daemon-reload"), "systemctl daemon-reload")
     for name in plan.leftovers:
         if name not in plan.waiting:
@@ -447,8 +470,8 @@ def _carry_out(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) -
     problems += [
         world.systemd.act(verb, units)
         for verb, units in (
-            ("start", [i.unit for i in plan.to_start() if i.name not in plan.waiting]),
-            ("restart", [i.unit for i in plan.to_restart() if i.name not in plan.waiting]),
+            ("start", [*(i.unit for i in plan.to_start() if i.name not in plan.waiting), *plan.units_to_start()]),
+            ("restart", [*(i.unit for i in plan.to_restart() if i.name not in plan.waiting), *plan.units_to_restart()]),
             ("reload", [i.unit for i in plan.to_reload()]),
         )
         if units
@@ -487,13 +510,19 @@ def _restore_freed_gpus(world: World, plan: _Plan, gpus: Sequence[Gpu]) -> None:
 def _read_back(world: World, plan: _Plan, answer: Answer, problems: Sequence[str]) -> None:
     """Nothing is reported done that the host does not show."""
     gpus, problem = proofs.host_gpus(world)
-    statuses = proofs.look(world, plan.instances, gpus, problem)
+    shown = world.systemd.show([*(instance.unit for instance in plan.instances), *plan.units])
+    statuses = proofs.look(world, plan.instances, gpus, problem, shown)
     answer.instances = {status.instance: status.as_json() for status in statuses}
     wrong = [
-        f"{status.unit['name']}: {'; '.join(status.findings)}"
+        f"{status.unit['name']}: {'; '.join(_own_findings(status))}"
         for status in statuses
-        if not status.as_wished and status.instance not in plan.waiting
+        if _own_findings(status) and status.instance not in plan.waiting
     ]
+    for unit in plan.units:
+        state = shown.get(unit, {}).get("ActiveState", "unknown")
+        if state != "active" or not world.systemd.enabled(unit):
+            wrong.append(f"{unit}: it is {state}, expected enabled and active; see `systemctl status {unit}`")
+    answer.warnings += [line for line in _about_clients(statuses) if line not in answer.warnings]
     for status in statuses:
         if not status.as_wished and status.instance not in plan.waiting and not status.active:
             last = world.systemd.journal(str(status.unit["name"]), 3)
@@ -502,6 +531,22 @@ def _read_back(world: World, plan: _Plan, answer: Answer, problems: Sequence[str
         answer.error = " ".join([*wrong, *problems])
     elif problems:
         answer.warnings.extend(problems)
+
+
+def _own_findings(status: Status) -> list[str]:
+    """What is for the host to mend. A client that escaped is told, and fails no run: the limits are in force."""
+    return [line for line in status.findings if line not in status.client_findings]
+
+
+def _about_clients(statuses: Iterable[Status]) -> list[str]:
+    return [f"{status.instance}: {line}" for status in statuses for line in status.client_findings]
+
+
+def _stale(plan: _Plan) -> bool:
+    """Whether systemd holds older units than lie on the disk."""
+    return any(status.unit.get("needs_daemon_reload") for status in plan.statuses.values()) or any(
+        shown.get("NeedDaemonReload") == "yes" for shown in plan.units.values()
+    )
 
 
 def own_file() -> Optional[Path]:

@@ -15,7 +15,8 @@ from mpsctl.values.errors import BadValue, MpsctlError, NotReady
 EXIT_CODES = """\
 exit codes:
   0  done; with status: everything is as wished
-  1  status: something is not as wished; condition: this host is skipped; reconcile: not brought about
+  1  status: something is not as wished; condition: this host is skipped; reconcile: not brought about;
+     health: something is amiss
   2  a value or the command line is refused, nothing was changed
   3  something outside is not ready: driver, GPU, control daemon
   4  what was set does not read back as wished
@@ -82,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 
     status = verb("status", _status, "what each instance is, beside what is wished of it")
     status.add_argument("instances", nargs="*", metavar="INSTANCE", help="default: all that have a file in /etc/mps")
+    verb("health", _health, "look at every active instance, and end escaped clients where its file says so")
     verb("gpus", _gpus, "the GPUs of this host under every name they have")
     env = verb("env", _env, "what a client of an instance must export")
     env.add_argument("instance", metavar="INSTANCE")
@@ -176,6 +178,18 @@ def _status(options: argparse.Namespace) -> int:
     else:
         render.status(found, world.places.configuration)
     return 0 if found and all(one.as_wished for one in found) else 1
+
+
+def _health(options: argparse.Namespace) -> int:
+    from mpsctl.acts import health
+    from mpsctl.cli import render
+
+    found = health.health(_acting_world(options))
+    if options.json:
+        _print_json({"instances": {one.instance: one.as_json() for one in found}})
+    else:
+        render.health(found)
+    return 0 if all(one.well for one in found) else 1
 
 
 def _gpus(options: argparse.Namespace) -> int:

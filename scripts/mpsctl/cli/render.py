@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
-from mpsctl.proofs.status import Status
+from mpsctl.proofs.status import Status, Value
+
+if TYPE_CHECKING:
+    from mpsctl.acts.health import Health
+    from mpsctl.proofs.clients import Client
 
 SIMULATED = "simulated GPUs: a lab stands in for NVML, the PCI bus and the driver; the control daemon is real"
 
@@ -47,9 +51,43 @@ def _one(one: Status) -> None:
         who = f"server {server.pid} of user {server.uid}, {server.state or 'state not told'}"
         print(f"  {who}: {len(server.clients)} client{'s' if len(server.clients) != 1 else ''}")
         for value in server.values:
-            print(f"    {value.what}: wished {value.wished}, the server shows {value.shown or 'nothing'}")
+            print(f"    {value.what}: wished {value.wished}, the server shows {_shown(value)}")
+        for client in server.clients:
+            print(f"    {_client(client)}")
+    for note in one.notes:
+        print(f"  {_colour('note', '33')} {note}")
     for finding in one.findings:
         print(f"  {_colour('!', '31')} {finding}")
+
+
+def _shown(value: Value) -> str:
+    return (value.shown or "nothing") + (f", its log: {value.log}" if value.log else "")
+
+
+def _client(client: Client) -> str:
+    limits = ", ".join("not told" if mib is None else f"{mib} MiB" for mib in client.limits_mib)
+    held = ", ".join("not told" if mib is None else f"{mib} MiB" for mib in client.memory_mib)
+    line = f"{client}: limit {limits or 'not told'}, holds {held or 'not told'}, since {client.since or 'not told'}"
+    for word, text in (
+        ("ESCAPED", client.escaped),
+        ("WITHOUT A LIMIT", client.unlimited),
+        ("older limit", client.older),
+        ("cannot tell", client.cannot_tell),
+    ):
+        if text:
+            line += f"; {word}: {text}"
+    return line
+
+
+def health(found: Sequence[Health]) -> None:
+    if not found:
+        print("no instance is active on this host")
+    for one in found:
+        print(f"instance {one.instance}: {'well' if one.well else 'NOT WELL'}")
+        for finding in one.findings:
+            print(f"  ! {finding}")
+        for action in one.actions:
+            print(f"  > {action}")
 
 
 def gpus(found: Sequence[dict[str, Any]], simulated: bool) -> None:

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Iterable, Optional
+from typing import Iterable, Mapping, Optional
 
 _LINE = re.compile(r"\[(?P<when>[0-9-]+ [0-9:.]+) +(?P<who>\w+) +(?P<pid>\d+)\] (?P<what>.*)")
 _LIMIT = re.compile(r"Device pinned memory limit for device (?P<device>\S+) set to 0x(?P<bytes>[0-9a-fA-F]+) bytes")
 _CONNECTED = re.compile(r"Client \{PID: (?P<pid>\d+), Context(?: ID)?: \d+\} connected")
 _DISCONNECTED = re.compile(r"Client process (?P<pid>\d+) disconnected")
 _PENDING = re.compile(r"NEW CLIENT (?P<pid>\d+) from user (?P<uid>\d+): .*pending list")
+_STARTING = re.compile(r"Starting new server (?P<pid>\d+) ")
 _EXITED = re.compile(r"Server (?P<pid>\d+) exited with status (?P<status>-?\d+)")
 
-WANTED = "pinned memory limit|Client|NEW CLIENT|NEW SERVER|exited with status"
+WANTED = "pinned memory limit|Client|NEW CLIENT|Starting new server|exited with status"
 """A pattern for journalctl's --grep that keeps every line that is read here."""
 
 
@@ -28,7 +29,7 @@ class ClientLog:
     """One connected client: since when, and the limits in bytes that its server had then, by device.
 
     No entry for a device means that no limit line came before it: it got in without one, or the line is
-    no longer in the journal.
+    no longer in the journal (see ServerLog.whole).
     """
 
     pid: int
@@ -38,9 +39,14 @@ class ClientLog:
 
 @dataclass
 class ServerLog:
-    """One server: its limits in bytes now, by device (ordinal or UUID as the daemon was told), and its clients."""
+    """One server: its limits in bytes now, by device (ordinal or UUID as the daemon was told), and its clients.
+
+    Of two names for one device the last that was set counts, and stands last in ``limit_bytes``. ``whole`` is
+    whether the journal still has the server's first line, and so all that came after it.
+    """
 
     pid: int
+    whole: bool = False
     limit_bytes: dict[str, int] = field(default_factory=dict)
     clients: dict[int, ClientLog] = field(default_factory=dict)
     exit_status: Optional[int] = None
@@ -52,6 +58,19 @@ class DaemonLog:
 
     servers: dict[int, ServerLog] = field(default_factory=dict)
     waiting: dict[int, int] = field(default_factory=dict)
+
+
+def of_device(by_device: Mapping[str, int], ordinal: int, uuid: str) -> Optional[int]:
+    """The value of one device of the daemon, whose keys may be ordinals or UUIDs; the last that was set counts.
+
+    Ordinals are the daemon's own, counted in its CUDA_VISIBLE_DEVICES; a UUID may be cut short behind its prefix.
+    """
+    found = None
+    for key, value in by_device.items():
+        name = key.lower()
+        if key == str(ordinal) or (name.startswith(("gpu-", "mig-")) and uuid.lower().startswith(name)):
+            found = value
+    return found
 
 
 def read(lines: Iterable[str]) -> DaemonLog:
@@ -71,6 +90,7 @@ def _take(log: DaemonLog, when: str, who: str, pid: int, what: str) -> None:
     server = log.servers.setdefault(pid, ServerLog(pid))
     limit = _LIMIT.search(what)
     if limit:
+        server.limit_bytes.pop(limit["device"], None)
         server.limit_bytes[limit["device"]] = int(limit["bytes"], 16)
         return
     connected = _CONNECTED.search(what)
@@ -89,6 +109,11 @@ def _take_from_control(log: DaemonLog, what: str) -> None:
     pending = _PENDING.search(what)
     if pending:
         log.waiting[int(pending["pid"])] = int(pending["uid"])
+        return
+    starting = _STARTING.search(what)
+    if starting:
+        # A process id that was a server's before is another server now.
+        log.servers[int(starting["pid"])] = ServerLog(int(starting["pid"]), whole=True)
         return
     exited = _EXITED.search(what)
     if exited and int(exited["pid"]) in log.servers:

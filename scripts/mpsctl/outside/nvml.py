@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, Callable, Iterator, Optional, Protocol, TypeVar
 
 from mpsctl.values.errors import NotInForce, NotReady
@@ -36,6 +36,12 @@ class Nvml(Protocol):
 
     def memory_of_processes_mib(self, gpu: Gpu) -> dict[int, Optional[int]]:
         """What each compute process holds, in MiB; None where NVML does not tell."""
+
+    def client_memory_mib(self, uuid: str) -> Optional[dict[int, Optional[int]]]:
+        """What each MPS client on a GPU or MIG device holds, in MiB rounded down, its contexts included.
+
+        None where NVML does not tell at all, or for a process whose memory it does not tell.
+        """
 
 
 class _Pynvml:
@@ -124,6 +130,15 @@ class _Pynvml:
         )
         return {int(row.pid): None if row.usedGpuMemory is None else int(row.usedGpuMemory) >> 20 for row in rows or []}
 
+    def client_memory_mib(self, uuid: str) -> Optional[dict[int, Optional[int]]]:
+        library = self._library
+        rows = self._optional(
+            lambda: library.nvmlDeviceGetMPSComputeRunningProcesses(library.nvmlDeviceGetHandleByUUID(uuid))
+        )
+        if rows is None:
+            return None
+        return {int(row.pid): None if row.usedGpuMemory is None else int(row.usedGpuMemory) >> 20 for row in rows}
+
 
 @contextmanager
 def opened() -> Iterator[Nvml]:
@@ -141,3 +156,27 @@ def opened() -> Iterator[Nvml]:
     finally:
         with suppress(library.NVMLError):
             library.nvmlShutdown()
+
+
+class ClientMemory:
+    """What MPS clients hold. NVML is opened when the first is asked for, and closed with ``stack``."""
+
+    def __init__(self, open_: Callable[[], AbstractContextManager[Nvml]], stack: ExitStack) -> None:
+        self._open, self._stack = open_, stack
+        self._nvml: Optional[Nvml] = None
+        self._absent = False
+        self._known: dict[str, dict[int, Optional[int]]] = {}
+
+    def held_mib(self, uuid: str, pid: int) -> Optional[int]:
+        """What a client holds on a device, or None where NVML does not tell."""
+        if uuid not in self._known:
+            self._known[uuid] = self._look(uuid)
+        return self._known[uuid].get(pid)
+
+    def _look(self, uuid: str) -> dict[int, Optional[int]]:
+        if self._nvml is None and not self._absent:
+            try:
+                self._nvml = self._stack.enter_context(self._open())
+            except NotReady:
+                self._absent = True
+        return (self._nvml.client_memory_mib(uuid) if self._nvml else None) or {}

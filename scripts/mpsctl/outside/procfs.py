@@ -55,6 +55,16 @@ def uid(pid: int) -> Optional[int]:
         return None
 
 
+def user(uid: int) -> Optional[str]:
+    """The name of a user of this host, or None if it has none (those of a container are not this host's)."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return None
+
+
 def environment(pid: int) -> Optional[dict[str, str]]:
     """The environment with which the process was started, or None where it may not be read."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Mapping, Optional, Protocol, Sequence
@@ -19,7 +20,10 @@ _PROPERTIES = (
     "ConditionResult",
     "StatusText",
     "ActiveEnterTimestamp",
+    "InvocationID",
 )
+
+_JOURNAL_TIMEOUT_S = 10
 
 
 class Systemd(Protocol):
@@ -39,6 +43,13 @@ class Systemd(Protocol):
 
     def journal(self, unit: str, lines: int) -> list[str]:
         """The unit's last lines in the journal."""
+
+    def journal_of_start(self, invocation: str, wanted: str, settled: bool = False) -> list[str]:
+        """The lines of one start of a unit, by its InvocationID, that match ``wanted``, oldest first.
+
+        Empty where the journal has none, or may not be read. ``settled`` waits until all that was written
+        before the call is in the journal.
+        """
 
 
 class Systemctl:
@@ -76,7 +87,8 @@ class Systemctl:
 
     def enabled(self, unit: str) -> bool:
         # A look at the link itself: `systemctl is-enabled` costs a process for each unit.
-        return (Path("/etc/systemd/system/multi-user.target.wants") / unit).is_symlink()
+        target = "timers.target" if unit.endswith(".timer") else "multi-user.target"
+        return (Path("/etc/systemd/system") / f"{target}.wants" / unit).is_symlink()
 
     def act(self, verb: str, units: Sequence[str] = ()) -> Optional[str]:
         # Enabling only makes links: the caller reloads systemd once for all that it changed.
@@ -97,6 +109,16 @@ class Systemctl:
     def journal(self, unit: str, lines: int) -> list[str]:
         done = self._run("journalctl", "--no-pager", "--quiet", "-o", "cat", "-n", str(lines), "-u", unit)
         return [line for line in done.stdout.splitlines() if line]
+
+    def journal_of_start(self, invocation: str, wanted: str, settled: bool = False) -> list[str]:
+        if settled:
+            self._run("journalctl", "--sync", timeout_s=_JOURNAL_TIMEOUT_S)
+        command = ["journalctl", "--no-pager", "--quiet", "-o", "cat", f"_SYSTEMD_INVOCATION_ID={invocation}"]
+        done = self._run(*command, "--grep", wanted, timeout_s=_JOURNAL_TIMEOUT_S)
+        if done.returncode and re.search("pattern matching|pcre|unrecognized option", done.stderr, re.IGNORECASE):
+            # Built without it; no match at all ends with 1 as well, and says nothing.
+            done = self._run(*command, timeout_s=_JOURNAL_TIMEOUT_S)
+        return [line for line in done.stdout.splitlines() if re.search(wanted, line)]
 
 
 def ensure(problem: Optional[str], what: str) -> None:

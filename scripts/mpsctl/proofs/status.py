@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Iterable, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, Optional, Sequence
 
 from mpsctl.outside import daemon as control
 from mpsctl.outside import hardware, pipe, procfs
+from mpsctl.outside.nvml import ClientMemory
 from mpsctl.state import configuration, record, wish
 from mpsctl.state.world import World
 from mpsctl.values import daemon_environment
@@ -15,15 +17,27 @@ from mpsctl.values.errors import BadValue, MpsctlError, NotReady
 from mpsctl.values.gpu import Device, Gpu
 from mpsctl.values.instance import Instance
 
+if TYPE_CHECKING:
+    from mpsctl.proofs.clients import Client
+
+
+NO_LINE = "cannot tell, the journal has no line"
+
 
 @dataclass
 class Value:
-    """One limit of the defaults or of a server: wished, and as the daemon shows it (rounded from 1 GiB on)."""
+    """One limit of the defaults or of a server: wished, and as the daemon shows it (rounded from 1 GiB on).
+
+    ``log`` is what the server's own log says of a memory limit, exact to the byte; None for what it is not
+    asked about. Where it says nothing, the getter and our record decide.
+    """
 
     what: str
     wished: str
     shown: Optional[str]
     in_force: bool
+    log: Optional[str] = None
+    log_bytes: Optional[int] = None
 
 
 @dataclass
@@ -34,13 +48,15 @@ class ServerStatus:
     uid: Optional[int]
     state: Optional[str]
     values: list[Value]
-    clients: list[int]
+    clients: list[Client]
 
 
 @dataclass
 class Status:
     """One instance as found. ``findings`` says in one line each what is not as wished; empty is good.
 
+    ``client_findings`` are those of them that speak of clients, which no reload can mend; ``notes`` are worth
+    knowing and no fault.
     ``restart_needed`` names what only a restart can change, ``reload_needed`` is whether a reload would
     bring what differs into force.
     """
@@ -48,6 +64,8 @@ class Status:
     instance: str
     as_wished: bool = False
     findings: list[str] = field(default_factory=list)
+    client_findings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     unit: dict[str, Any] = field(default_factory=dict)
     gpus: list[dict[str, Any]] = field(default_factory=list)
     serves: list[str] = field(default_factory=list)
@@ -71,7 +89,7 @@ class Status:
 
     @property
     def clients(self) -> list[int]:
-        return [pid for server in self.servers for pid in server.clients]
+        return [client.pid for server in self.servers for client in server.clients]
 
 
 def status_of_all(world: World, names: Sequence[str]) -> list[Status]:
@@ -97,15 +115,34 @@ def host_gpus(world: World) -> tuple[list[Gpu], Optional[str]]:
         return [], str(error)
 
 
-def look(world: World, instances: Iterable[Instance], gpus: Sequence[Gpu], problem: Optional[str]) -> list[Status]:
-    """The status of instances whose wished state is given, whether or not it is what their files say."""
+def look(
+    world: World,
+    instances: Iterable[Instance],
+    gpus: Sequence[Gpu],
+    problem: Optional[str],
+    shown: Optional[Mapping[str, Mapping[str, str]]] = None,
+) -> list[Status]:
+    """The status of instances whose wished state is given, whether or not it is what their files say.
+
+    ``shown`` is what systemd shows of their units, where the caller has asked already.
+    """
     instances = list(instances)
-    shown = world.systemd.show([instance.unit for instance in instances])
-    return [_look_at_one(world, instance, gpus, problem, shown.get(instance.unit, {})) for instance in instances]
+    if shown is None:
+        shown = world.systemd.show([instance.unit for instance in instances])
+    with ExitStack() as stack:
+        memory = ClientMemory(world.nvml, stack)
+        return [
+            _look_at_one(world, instance, gpus, problem, shown.get(instance.unit, {}), memory) for instance in instances
+        ]
 
 
 def _look_at_one(
-    world: World, instance: Instance, gpus: Sequence[Gpu], problem: Optional[str], shown: Mapping[str, str]
+    world: World,
+    instance: Instance,
+    gpus: Sequence[Gpu],
+    problem: Optional[str],
+    shown: Mapping[str, str],
+    memory: ClientMemory,
 ) -> Status:
     status = Status(instance.name, pipe_directory=instance.pipe_directory, simulated=hardware.simulated())
     status.short_lives = record.short_lives(world, instance.name) or 0
@@ -126,7 +163,7 @@ def _look_at_one(
     _look_at_unit(status)
     pid = int(status.unit["main_pid"])
     if pid:
-        _look_at_daemon(world, instance, devices, gpus, pid, status)
+        _look_at_daemon(world, instance, devices, gpus, pid, memory, status)
     elif any(device.gpu.compute_mode not in (None, "default", instance.compute_mode_when_down) for device in devices):
         status.findings.append("the GPU is not in default compute mode and no daemon serves it: nobody can use it")
     status.as_wished = not status.findings
@@ -144,6 +181,7 @@ def _unit(world: World, instance: Instance, shown: Mapping[str, str]) -> dict[st
         "enabled": world.systemd.enabled(instance.unit),
         "active_since": shown.get("ActiveEnterTimestamp", ""),
         "needs_daemon_reload": shown.get("NeedDaemonReload") == "yes",
+        "invocation": shown.get("InvocationID", ""),
     }
 
 
@@ -181,6 +219,7 @@ def _look_at_daemon(
     devices: Sequence[Device],
     gpus: Sequence[Gpu],
     pid: int,
+    memory: ClientMemory,
     status: Status,
 ) -> None:
     public = Path(instance.pipe_directory)
@@ -207,7 +246,7 @@ def _look_at_daemon(
             status.findings.append("the gate is closed: no client can connect (or ask as root, who sees why)")
         return
     try:
-        _look_at_limits(world, instance, running, gpus, private, pid, status)
+        _look_at_limits(world, instance, running, gpus, private, pid, memory, status)
     except MpsctlError as error:
         status.findings.append(str(error))
     if status.active and not status.gate_open:
@@ -222,6 +261,7 @@ def _look_at_limits(
     gpus: Sequence[Gpu],
     private: Path,
     pid: int,
+    memory: ClientMemory,
     status: Status,
 ) -> None:
     daemon = world.daemon_of(instance.name, private)
@@ -231,17 +271,14 @@ def _look_at_limits(
     known = record.read(world, instance.name, pid)
     wished = wish.steps(wished_of_daemon, known)
     *shown, listed = daemon.ask([*(step.getter for step in wished), control.SERVER_LIST])
-    status.values = _values(wished, shown)
+    status.values = values_of(wished, shown)
     status.daemon_answers = True
-    for server in control.servers(daemon, listed):
-        of_server = wish.steps(wished_of_daemon, known, str(server.pid))
-        values = _values(of_server, daemon.ask([step.getter for step in of_server]) if of_server else [])
-        clients = control.clients(daemon, server.pid)
-        status.servers.append(ServerStatus(server.pid, procfs.uid(server.pid), server.state, values, clients))
-        if server.state == "FAULT":
-            status.findings.append(
-                f"server {server.pid} is in state FAULT: new clients must wait until the old ones end"
-            )
+    found = control.servers(daemon, listed)
+    if found:
+        from mpsctl.proofs import servers  # a host on which nobody works does not pay for it
+
+        of_devices = servers.OfDaemon(world, daemon, served, wished_of_daemon, known, memory)
+        servers.look(of_devices, found, memory_mib, status)
     if status.active and instance.eager_server is not None and not status.servers:
         status.reload_needed = True
         status.findings.append(f"no server of user {instance.eager_server} holds the GPU, as mps_server_user wishes")
@@ -249,13 +286,27 @@ def _look_at_limits(
         for value in values:
             if not value.in_force:
                 status.reload_needed = True
-                status.findings.append(
-                    f"{value.what} ({where}): the daemon shows {value.shown or 'nothing'}, wished {value.wished}"
-                )
+                shows = f"the daemon shows {value.shown or 'nothing'}"
+                if value.log_bytes is not None and f"{value.log_bytes >> 20} MiB" != value.wished:
+                    shows = f"the server's log says {value.log}"
+                status.findings.append(f"{value.what} ({where}): {shows}, wished {value.wished}")
 
 
-def _values(steps: Sequence[wish.Step], answers: Sequence[Sequence[str]]) -> list[Value]:
+def values_of(steps: Sequence[wish.Step], answers: Sequence[Sequence[str]], of_server: bool = False) -> list[Value]:
     return [
-        Value(step.what, step.wished, " / ".join(lines) or None, step.in_force(lines))
+        Value(
+            step.what,
+            step.wished,
+            " / ".join(lines) or None,
+            step.in_force(lines),
+            _said(step) if of_server and step.is_memory_limit else None,
+            step.said_bytes,
+        )
         for step, lines in zip(steps, answers)
     ]
+
+
+def _said(step: wish.Step) -> str:
+    if step.said_bytes is None:
+        return NO_LINE
+    return f"0x{step.said_bytes:x} bytes ({step.said_bytes >> 20} MiB)"

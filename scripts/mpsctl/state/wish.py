@@ -48,8 +48,9 @@ def memory_of(devices: Sequence[str], gpus: Sequence[Gpu]) -> list[int]:
 class Step:
     """One value: how it is set and read, and what must read back.
 
-    ``certain`` is False where the getter rounds and nothing is on record: reading alone cannot tell the
-    value from its neighbours then, and it is set again.
+    ``certain`` is False where the getter rounds and neither the server's own log nor our record proves the
+    value: reading alone cannot tell it from its neighbours then, and it is set again. ``said_bytes`` is what the
+    server's log says of a memory limit, None where it does not.
     """
 
     what: str
@@ -58,18 +59,28 @@ class Step:
     wished: str
     reads: str
     certain: bool = True
+    said_bytes: Optional[int] = None
+
+    @property
+    def is_memory_limit(self) -> bool:
+        return "pinned_mem_limit" in self.getter
 
     def in_force(self, lines: Sequence[str]) -> bool:
         """Whether what the getter printed proves the value."""
         return self.certain and list(lines) == [self.reads]
 
 
-def steps(wish: Wish, known: Optional[InForce], server: str = "") -> list[Step]:
-    """What is to be set and read for a wish, for the defaults or for one server by its pid."""
+def steps(wish: Wish, known: Optional[InForce], server: str = "", witness: Sequence[Optional[int]] = ()) -> list[Step]:
+    """What is to be set and read for a wish, for the defaults or for one server by its pid.
+
+    ``witness`` holds the server's limits in bytes by its own log, which no record outweighs.
+    """
     scope, pid = ("", f"{server} ") if server else ("default_", "")
     found = []
     for ordinal, mib in enumerate(wish.limits_mib):
         if mib is not None:
+            said = witness[ordinal] if ordinal < len(witness) else None
+            on_record = mib < 1024 or (known is not None and known.limits_mib[ordinal : ordinal + 1] == (mib,))
             found.append(
                 Step(
                     what=f"memory limit of device {ordinal}",
@@ -77,7 +88,8 @@ def steps(wish: Wish, known: Optional[InForce], server: str = "") -> list[Step]:
                     setter=f"set_{scope}device_pinned_mem_limit {pid}{ordinal} {mib}M",
                     wished=f"{mib} MiB",
                     reads=quantity.displayed(mib),
-                    certain=mib < 1024 or (known is not None and known.limits_mib[ordinal : ordinal + 1] == (mib,)),
+                    certain=on_record if said is None else said == mib << 20,
+                    said_bytes=said,
                 )
             )
     if wish.thread_percentage is not None:

@@ -8,7 +8,7 @@ and ``1G`` each left the whole GPU free (driver 580, H200).
 from __future__ import annotations
 
 import re
-from typing import Mapping, Optional, Sequence
+from typing import Mapping, Optional, Sequence, Union
 
 VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 _ENTRY = re.compile(r"(?P<device>[^=]+)=(?P<amount>[1-9][0-9]*)(?P<unit>[MG])B?", re.IGNORECASE)
@@ -54,6 +54,7 @@ def visible(environment: Mapping[str, str], devices: Sequence[str]) -> int:
     return count
 
 
-def render(limits_mib: Mapping[int, int]) -> str:
-    """The variable's value for limits in MiB by the ordinal of each device: ``0=2048M,1=512M``."""
-    return ",".join(f"{ordinal}={mib}M" for ordinal, mib in sorted(limits_mib.items()))
+def render(limits_mib: Union[Mapping[int, int], Mapping[str, int], Mapping[Union[int, str], int]]) -> str:
+    """The variable's value for limits in MiB by the ordinal or UUID of each device: ``0=2048M,1=512M``."""
+    in_order = sorted(limits_mib.items(), key=lambda item: (isinstance(item[0], str), item[0]))
+    return ",".join(f"{device}={mib}M" for device, mib in in_order)

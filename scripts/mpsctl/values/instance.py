@@ -31,15 +31,19 @@ VARIABLES: Mapping[str, str] = {
     "ExpectedClients": "mps_expected_clients",
     "DriverTimeoutSec": "mps_driver_timeout_s",
     "StopTimeoutSec": "mps_stop_timeout_s",
+    "EscapedClients": "mps_escaped_clients",
+    "EscapeGraceSec": "mps_escape_grace_s",
 }
 """The role's variable behind each key of the file."""
 
 _SECTIONS: Mapping[str, Sequence[str]] = {
     "Instance": ("GPUs", "PipeDirectory", "ComputeMode", "WhenDown", "MultiUser", "ServerUser"),
     "Limits": ("DeviceMemoryLimit", "ActiveThreadPercentage", "ClientPriority"),
-    "Clients": ("ExpectedClients",),
+    "Clients": ("ExpectedClients", "EscapedClients", "EscapeGraceSec"),
     "Timeouts": ("DriverTimeoutSec", "StopTimeoutSec"),
 }
+
+REPORT, TERMINATE = "report", "terminate"
 
 DAEMON_DIRECTORY_MAX_BYTES = 87
 """The longest pipe directory that the daemon can serve: ``<directory>/control_privileged`` must fit a
@@ -61,7 +65,8 @@ class Instance:
 
     ``limit`` is what one client may take on each device, ``thread_percentage`` the share of the
     multiprocessors in percent, ``client_priority`` 0 (normal) or 1 (below normal), ``expected_clients`` how
-    many clients are to fit on each device.
+    many clients are to fit on each device. ``escaped_clients`` says what becomes of a client that shook off
+    its limit: REPORT, or TERMINATE after ``escape_grace_s`` seconds.
     """
 
     name: str
@@ -77,6 +82,8 @@ class Instance:
     expected_clients: Optional[int] = None
     driver_timeout_s: int = 90
     stop_timeout_s: int = 20
+    escaped_clients: str = REPORT
+    escape_grace_s: int = 60
 
     @property
     def eager_server(self) -> Optional[str]:
@@ -166,6 +173,8 @@ def from_values(values: Mapping[str, str], name: str) -> Instance:
         "expected_clients": get("ExpectedClients", check_expected_clients),
         "driver_timeout_s": get("DriverTimeoutSec", check_timeout_s),
         "stop_timeout_s": get("StopTimeoutSec", check_timeout_s),
+        "escaped_clients": get("EscapedClients", check_escaped_clients),
+        "escape_grace_s": get("EscapeGraceSec", check_timeout_s),
     }
     instance = Instance(name=name, **{k: v for k, v in fields.items() if v is not None})  # type: ignore[arg-type]
     _check_together(instance)
@@ -377,6 +386,13 @@ def check_expected_clients(value: object) -> int:
     if isinstance(value, bool) or not re.fullmatch(r"[1-9][0-9]{0,3}", str(value)):
         raise BadValue(repr(value), "a whole number of clients, at least 1", "write for example 8")
     return int(str(value))
+
+
+def check_escaped_clients(text: object) -> str:
+    """:raises BadValue: if it is neither ``report`` nor ``terminate``."""
+    if text in (REPORT, TERMINATE):
+        return str(text)
+    raise BadValue(repr(text), "report or terminate", "write report")
 
 
 def check_timeout_s(value: object) -> int:

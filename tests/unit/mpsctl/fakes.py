@@ -82,7 +82,8 @@ class FakeNvml:
 
     ``driver_up`` is False while the driver is not loaded; ``lost`` holds the indices of GPUs that do not
     answer; ``refuses`` is NVML's word when a compute mode is set; ``clients_mib`` are MPS clients, ``others_mib``
-    servers and processes outside MPS, by pid with what they hold.
+    servers and processes outside MPS, by pid with what they hold; ``held_mib`` is what clients hold, by the
+    device's UUID and the process id; None where NVML does not tell.
     """
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
@@ -94,9 +95,12 @@ class FakeNvml:
         self.on_mode: Callable[[str], None] = lambda mode: None
         self.clients_mib: dict[int, int] = {}
         self.others_mib: dict[int, int] = {}
+        self.held_mib: Optional[dict[str, dict[int, Optional[int]]]] = {}
+        self.times_opened = 0
 
     @contextmanager
     def opened(self) -> Iterator[Nvml]:
+        self.times_opened += 1
         if not self.driver_up:
             raise NotReady("NVML does not answer: Driver Not Loaded; load the NVIDIA driver and look at `nvidia-smi`")
         yield self
@@ -125,6 +129,9 @@ class FakeNvml:
 
     def memory_of_processes_mib(self, gpu: Gpu) -> dict[int, Optional[int]]:
         return {**self.others_mib, **self.clients_mib}
+
+    def client_memory_mib(self, uuid: str) -> Optional[dict[int, Optional[int]]]:
+        return None if self.held_mib is None else self.held_mib.get(uuid, {})
 
     def reboot(self) -> None:
         """The driver forgets compute modes."""
@@ -172,7 +179,8 @@ class FakeDaemon:
     """A control daemon.
 
     ``unreachable`` and ``not_served`` are what a session meets; ``deaf_to`` is a part of a setter that is
-    taken without effect; ``before_command`` may do anything before a command is carried out.
+    taken without effect; ``before_command`` may do anything before a command is carried out. ``log`` is what it
+    and its servers wrote to the journal; ``answer_to_terminate`` None: it does as it is told.
     """
 
     def __init__(self, pid: int = 0, version: int = 550) -> None:
@@ -187,14 +195,43 @@ class FakeDaemon:
         self.on_quit: Callable[[], None] = lambda: None
         self.on_start_server: Callable[[int], None] = lambda uid: None
         self.commands: list[str] = []
+        self.log: list[str] = []
+        self.terminated: list[int] = []
+        self.answer_to_terminate: Optional[str] = None
+        self._seconds = 0
 
     @property
     def setters(self) -> list[str]:
         return [command for command in self.commands if command.startswith("set_")]
 
     def start_server(self, pid: int, clients: Sequence[int] = ()) -> FakeServer:
-        self.servers[pid] = FakeServer(dict(self.limits), self.percentage, clients=list(clients))
+        self.servers[pid] = FakeServer(dict(self.limits), self.percentage)
+        self.write("Control", pid, f"Starting new server {pid} for user 0")
+        self.write("Server", pid, f"Active Threads Percentage set to {self.percentage:.1f}")
+        for device, limit in self.limits.items():
+            self._write_limit(pid, device, limit)
+        for client in clients:
+            self.connect(pid, client)
         return self.servers[pid]
+
+    def connect(self, server: int, client: int) -> None:
+        """A process connects: twice, as a real one does."""
+        self.servers[server].clients.append(client)
+        for context in (0, 1):
+            self.write("Server", server, f"Client {{PID: {client}, Context ID: {context}}} connected")
+
+    def leave(self, server: int, client: int) -> None:
+        self.servers[server].clients.remove(client)
+        self.write("Server", server, f"Client process {client} disconnected")
+
+    def write(self, who: str, pid: int, what: str) -> None:
+        self._seconds += 1
+        minutes, seconds = divmod(self._seconds, 60)
+        self.log.append(f"[2026-11-29 14:{minutes:02}:{seconds:02}.000 {who} {pid:5}] {what}")
+
+    def _write_limit(self, server: int, device: str, limit: int) -> None:
+        if limit:
+            self.write("Server", server, f"Device pinned memory limit for device {device} set to 0x{limit:x} bytes")
 
     def ask(self, commands: Sequence[str], deadline_s: float = 10) -> list[list[str]]:
         answers = []
@@ -248,11 +285,20 @@ class FakeDaemon:
             return [server.state]
         if verb == "get_client_list":
             return [str(pid) for pid in server.clients]
+        if verb == "terminate_client":
+            if self.answer_to_terminate is not None:
+                return [self.answer_to_terminate]
+            self.terminated.append(int(words[1]))
+            self.leave(int(words[0]), int(words[1]))
+            return ["0"]
         if verb.endswith("active_thread_percentage"):
             if verb.startswith("set"):
                 server.percentage = _percentage(words[1:], server.percentage)
             return [f"{server.percentage:.1f}"]
-        return _limit(verb, words[1:], server.limits)
+        answer = _limit(verb, words[1:], server.limits)
+        if verb.startswith("set"):
+            self._write_limit(int(words[0]), words[1], server.limits[words[1]])
+        return answer
 
 
 def _percentage(words: Sequence[str], old: float) -> float:
@@ -277,22 +323,31 @@ class Unit:
     enabled: bool = False
     result: str = "success"
     stale: bool = False
+    invocation: str = ""
 
 
 class FakeSystemd:
-    """systemd: ``units`` by name, ``acts`` in the order in which they were asked for, ``jobs`` by unit."""
+    """systemd: ``units`` by name, ``acts`` in the order in which they were asked for, ``jobs`` by unit.
+
+    ``journals`` holds the lines of each start by its invocation id; ``late`` lines come only once settled.
+    """
 
     def __init__(self) -> None:
         self.units: dict[str, Unit] = {}
         self.acts: list[str] = []
         self.jobs: dict[str, str] = {}
         self.fails: dict[str, str] = {}
+        self.journals: dict[str, list[str]] = {}
+        self.late = 0
+        self.journal_reads = 0
+        self.shows = 0
         self.carry_out: Callable[[str, str], Optional[str]] = lambda verb, unit: None
 
     def unit(self, name: str) -> Unit:
         return self.units.setdefault(name, Unit())
 
     def show(self, units: Sequence[str]) -> dict[str, Mapping[str, str]]:
+        self.shows += 1
         return {name: self._shown(name, self.units.get(name, Unit())) for name in units}
 
     def _shown(self, name: str, unit: Unit) -> Mapping[str, str]:
@@ -304,6 +359,7 @@ class FakeSystemd:
             "NRestarts": "0",
             "Result": unit.result,
             "NeedDaemonReload": "yes" if unit.stale else "no",
+            "InvocationID": unit.invocation,
         }
 
     def enabled(self, unit: str) -> bool:
@@ -330,6 +386,11 @@ class FakeSystemd:
 
     def journal(self, unit: str, lines: int) -> list[str]:
         return [f"the last words of {unit}"]
+
+    def journal_of_start(self, invocation: str, wanted: str, settled: bool = False) -> list[str]:
+        self.journal_reads += 1
+        lines = [line for line in self.journals.get(invocation, []) if re.search(wanted, line)]
+        return lines[: len(lines) - self.late] if self.late and not settled else lines
 
 
 class Host:
@@ -385,7 +446,7 @@ class Host:
         sections = {
             "Instance": ("GPUs", "PipeDirectory", "ComputeMode", "WhenDown", "MultiUser", "ServerUser"),
             "Limits": ("DeviceMemoryLimit", "ActiveThreadPercentage", "ClientPriority"),
-            "Clients": ("ExpectedClients",),
+            "Clients": ("ExpectedClients", "EscapedClients", "EscapeGraceSec"),
             "Timeouts": ("DriverTimeoutSec", "StopTimeoutSec"),
         }
         lines = [f"# Managed by mps-fleet: instance {name}"]
@@ -428,6 +489,12 @@ class Host:
         if not any(gpu.compute_mode == "prohibited" for gpu in self.nvml.all if gpu.uuid in devices.split(",")):
             daemon.start_server(self.process("nvidia-cuda-mps-server", "nvidia-cuda-mps-server", {}, uid))
 
+    def client(self, pid: int = 0, variable: Optional[str] = None, uid: int = 1000, **environment: str) -> int:
+        """A CUDA process, with its own limit variable if one is given; its pid."""
+        if variable is not None:
+            environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = variable
+        return self.process("python3", "python3 serve.py", environment, uid, pid)
+
     def kill(self, pid: int) -> None:
         """The process ends, and with a daemon all it knew; its sockets stay."""
         self.processes.pop(pid, None)
@@ -450,6 +517,8 @@ class Host:
         )
         unit = self.systemd.unit(f"mps-control@{name}.service")
         unit.main_pid, unit.active_state, unit.sub_state = daemon.pid, "activating", "start-post"
+        unit.invocation = f"{daemon.pid:032x}"
+        self.systemd.journals[unit.invocation] = daemon.log
         return daemon
 
     def start(self, name: str = "0") -> FakeDaemon:
@@ -485,6 +554,9 @@ class Host:
     def _carry_out(self, verb: str, unit_name: str) -> Optional[str]:
         name = unit_name.removeprefix("mps-control@").removesuffix(".service")
         unit = self.systemd.unit(unit_name)
+        if not unit_name.startswith("mps-control@"):
+            unit.active_state = "inactive" if verb == "stop" else "active"
+            return None
         try:
             if verb == "start":
                 self.start(name)

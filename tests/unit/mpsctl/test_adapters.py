@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable
@@ -47,6 +48,10 @@ class Pynvml:
             "nvmlDeviceGetCudaComputeCapability": lambda i: (9, 0),
             "nvmlDeviceGetMaxMigDeviceCount": lambda i: 7,
             "nvmlDeviceGetComputeRunningProcesses": lambda i: [SimpleNamespace(pid=7), SimpleNamespace(pid=8)],
+            "nvmlDeviceGetMPSComputeRunningProcesses": lambda i: [
+                SimpleNamespace(pid=7, usedGpuMemory=605_028_352),
+                SimpleNamespace(pid=8, usedGpuMemory=None),
+            ],
         }
 
         def call(handle: int = 0) -> Any:
@@ -162,6 +167,31 @@ def test_a_driver_that_is_not_loaded_is_not_ready(library: Pynvml) -> None:
         pass
 
 
+def test_what_clients_hold_is_told_in_mib_as_far_as_nvml_knows(library: Pynvml) -> None:
+    with nvml.opened() as opened:
+        uuid = opened.gpus()[0].uuid
+        assert opened.client_memory_mib(uuid) == {7: 577, 8: None}
+        library.broken = {"nvmlDeviceGetMPSComputeRunningProcesses"}
+        assert opened.client_memory_mib(uuid) is None, "older than Volta, or an older driver"
+
+
+def test_nvml_is_opened_once_for_all_clients_and_only_for_them(library: Pynvml) -> None:
+    with ExitStack() as stack:
+        memory = nvml.ClientMemory(nvml.opened, stack)
+        assert library.open == 0
+        assert [memory.held_mib("GPU-0", pid) for pid in (7, 8, 9)] == [577, None, None]
+        assert memory.held_mib("GPU-1", 7) == 577
+        assert library.open == 1
+    assert library.open == 0
+
+
+def test_without_nvml_no_client_is_known_to_hold_anything(library: Pynvml) -> None:
+    library.broken = {"nvmlInit"}
+    with ExitStack() as stack:
+        memory = nvml.ClientMemory(nvml.opened, stack)
+        assert [memory.held_mib(uuid, 7) for uuid in ("GPU-0", "GPU-1")] == [None, None]
+
+
 def test_nvml_is_closed_whatever_happens_inside(library: Pynvml) -> None:
     with pytest.raises(ZeroDivisionError), nvml.opened():
         _ = 1 / 0
@@ -223,6 +253,33 @@ def test_the_job_of_a_unit(command: Command, unit: str, job: object) -> None:
 def test_the_journal_is_read_without_its_empty_lines(command: Command) -> None:
     command("journalctl", "printf 'one\\n\\ntwo\\n'")
     assert Systemctl().journal("a.service", 2) == ["one", "two"]
+
+
+def test_the_journal_of_one_start_is_filtered_by_the_journal_itself(command: Command) -> None:
+    command("journalctl", 'echo "wanted: $*"')
+    (line,) = Systemctl().journal_of_start("abc123", "wanted")
+    assert "_SYSTEMD_INVOCATION_ID=abc123 --grep wanted" in line
+
+
+def test_a_journal_that_cannot_filter_is_filtered_here(command: Command) -> None:
+    command(
+        "journalctl",
+        'case "$*" in *--grep*) echo "Compiled without pattern matching support" >&2; exit 1;; esac\n'
+        "printf 'other\nwanted 1\nother\nwanted 2\n'",
+    )
+    assert Systemctl().journal_of_start("abc123", "wanted") == ["wanted 1", "wanted 2"]
+
+
+def test_a_journal_with_no_such_line_is_asked_once(command: Command, root: Path) -> None:
+    command("journalctl", f"echo asked >> {root}/asked; exit 1")
+    assert Systemctl().journal_of_start("abc123", "wanted") == []
+    assert (root / "asked").read_text() == "asked\n"
+
+
+def test_a_settled_journal_is_synchronised_first(command: Command, root: Path) -> None:
+    command("journalctl", f'echo "$1" >> {root}/asked')
+    Systemctl().journal_of_start("abc123", "wanted", settled=True)
+    assert (root / "asked").read_text().split() == ["--sync", "--no-pager"]
 
 
 def test_a_host_without_systemd_is_told_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

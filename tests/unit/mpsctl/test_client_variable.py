@@ -44,6 +44,6 @@ def test_a_second_gpu_may_be_named_where_it_is_seen() -> None:
     ("limits_mib", "value"),
     [({0: 2048}, "0=2048M"), ({1: 512, 0: 2048}, "0=2048M,1=512M")],
 )
-def test_what_is_written_for_a_client_never_escapes(limits_mib: dict[int, int], value: str) -> None:
+def test_what_is_written_for_a_client_never_escapes(limits_mib: dict[int | str, int], value: str) -> None:
     assert client_variable.render(limits_mib) == value
     assert escape(value, TWO_GPUS) is None

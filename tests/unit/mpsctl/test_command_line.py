@@ -21,6 +21,7 @@ from mpsctl.state.world import World
 
 VERBS = [
     "status",
+    "health",
     "gpus",
     "env",
     "version",
@@ -476,3 +477,37 @@ def test_a_reader_that_goes_away_is_no_failure(mpsctl: Shell, running: Host, mon
         monkeypatch.setattr(sys, "stdout", pipe)
         monkeypatch.setattr(apply, "apply", gone)
         assert command_line.main(["apply", "0"]) == 0
+
+
+# -- health
+
+
+def test_health_of_a_host_that_is_well(mpsctl: Shell, running: Host) -> None:
+    assert mpsctl("health") == 0
+    assert mpsctl.out == "instance 0: well\n"
+    assert mpsctl.json("health") == {"instances": {"0": {"instance": "0", "findings": [], "actions": []}}}
+
+
+def test_health_names_what_is_amiss_and_ends_with_1(mpsctl: Shell, running: Host) -> None:
+    pid = running.client(variable="1G")
+    running.running().start_server(9001, clients=[pid])
+    assert mpsctl("health") == 1
+    assert mpsctl.out.startswith("instance 0: NOT WELL\n")
+    assert f"client {pid} " in mpsctl.out
+    assert "client" in mpsctl.json("health")["instances"]["0"]["findings"][0]
+
+
+def test_health_says_what_it_did(mpsctl: Shell, running: Host) -> None:
+    running.wish(DeviceMemoryLimit="4G", ActiveThreadPercentage=50, EscapedClients="terminate", EscapeGraceSec=1)
+    pid = running.client(variable="1G")
+    running.running().start_server(9001, clients=[pid])
+    mpsctl("health")
+    running.clock.pass_by(1)
+    assert mpsctl("health") == 1
+    assert f"terminate_client 9001 {pid}" in mpsctl.out
+    assert mpsctl("health") == 0
+
+
+def test_health_of_a_host_with_nothing_active(mpsctl: Shell) -> None:
+    assert mpsctl("health") == 0
+    assert "no instance is active" in mpsctl.out

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from typing import Optional
+
+import pytest
+
 from mpsctl.outside import logs
 
 ONE_START = """\
@@ -62,6 +67,43 @@ def test_a_client_that_waits_behind_another_user_is_waiting() -> None:
     )
     assert read(ONE_START + queued).waiting == {5200: 1000}
     assert read(ONE_START).waiting == {}, "426 has connected since"
+
+
+def test_a_server_is_known_whole_from_its_first_line_on() -> None:
+    assert read(ONE_START).servers[428].whole
+    assert not read(ONE_START.split("\n", 3)[3]).servers[428].whole
+
+
+def test_a_servers_process_id_used_again_is_a_new_server() -> None:
+    again = "[2026-11-29 15:10:00.000 Control   428] Starting new server 428 for user 1000\n"
+    server = read(ONE_START + again).servers[428]
+    assert (server.whole, server.limit_bytes, server.clients) == (True, {}, {})
+
+
+def test_every_line_that_is_read_gets_through_the_journals_filter() -> None:
+    queued = "[2026-11-29 15:00:00.000 Control   418] NEW CLIENT 5200 from user 1000: push client to pending list\n"
+    ended = "[2026-11-29 14:57:50.000 Control   418] Server 428 exited with status 1\n"
+    gone = "[2026-11-29 14:57:40.225 Server   428] Client process 426 disconnected\n"
+    text = ONE_START + CHANGE + LATER_CLIENT + gone + queued + ended
+    kept = "\n".join(line for line in text.splitlines() if re.search(logs.WANTED, line))
+    assert read(kept) == read(text)
+
+
+@pytest.mark.parametrize(
+    ("by_device", "limit"),
+    [
+        ({"0": 1}, 1),
+        ({"1": 1}, None),
+        ({"GPU-aaaa-bbbb": 1}, 1),
+        ({"GPU-aaaa": 1}, 1),
+        ({"GPU-bbbb": 1}, None),
+        ({"0": 1, "GPU-aaaa-bbbb": 2}, 2),
+        ({"GPU-aaaa-bbbb": 2, "0": 1}, 1),
+        ({"": 1}, None),
+    ],
+)
+def test_a_device_goes_by_its_ordinal_or_its_uuid(by_device: dict[str, int], limit: Optional[int]) -> None:
+    assert logs.of_device(by_device, 0, "GPU-aaaa-bbbb") == limit
 
 
 def test_lines_of_no_known_form_are_passed_over() -> None:

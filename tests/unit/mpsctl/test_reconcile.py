@@ -16,6 +16,7 @@ from mpsctl.values.errors import BadValue
 
 MIB = 1 << 20
 UNIT_TEXT = "# Managed by mps-fleet\n[Service]\nExecStart=@NVIDIA_CUDA_MPS_CONTROL@ -f\n"
+TIMER = "mps-health.timer"
 
 
 class Fleet:
@@ -27,12 +28,19 @@ class Fleet:
         self.program = host.places.root / "sent-by-ansible"
         self.program.write_bytes(b"the program")
         self.unit_text = UNIT_TEXT
+        self.timer: Optional[str] = None
+        """the text of a timer, where one is wished"""
 
     def request(self, confs: dict[str, str], per_gpu: Optional[str] = None) -> Request:
+        files = [{"path": str(self.unit), "content": self.unit_text, "mode": "0644"}]
+        if self.timer is not None:
+            path = self.host.places.units / TIMER
+            files.append({"path": str(path), "content": self.timer, "mode": "0644"})
         return Request.from_json(
             {
                 "format": 1,
-                "files": [{"path": str(self.unit), "content": self.unit_text, "mode": "0644"}],
+                "files": files,
+                "units": [] if self.timer is None else [TIMER],
                 "instances": [{"name": name, "conf": conf} for name, conf in confs.items()],
                 "instance_per_gpu": per_gpu,
             }
@@ -415,6 +423,110 @@ def test_a_newer_program_is_installed_and_an_equal_one_is_not(fleet: Fleet) -> N
     assert answer.actions == [f"install {fleet.host.places.program}"]
     assert answer.diff[0]["before"].startswith("sha256 ")
     assert fleet.host.places.program.read_bytes() == b"another program"
+
+
+# -- units beside the instances
+
+
+def with_timer(fleet: Fleet) -> Fleet:
+    fleet.timer = "# Managed by mps-fleet\n[Timer]\nOnActiveSec=60\n"
+    return fleet
+
+
+def test_a_timer_is_enabled_and_started_and_then_left_alone(fleet: Fleet) -> None:
+    with_timer(fleet)
+    told = fleet.check(_0=conf(fleet))
+    assert not fleet.host.systemd.unit(TIMER).enabled
+    done = fleet.converge(_0=conf(fleet))
+    assert (told.actions, told.diff) == (done.actions, done.diff)
+    assert done.error is None
+    assert [action for action in done.actions if TIMER in action] == [
+        f"write {fleet.host.places.units / TIMER}",
+        f"enable {TIMER}",
+        f"start {TIMER}",
+    ]
+    assert fleet.host.systemd.acts == [
+        f"enable mps-control@0.service {TIMER}",
+        "daemon-reload",
+        f"start mps-control@0.service {TIMER}",
+    ]
+    fleet.host.systemd.acts.clear()
+    assert not fleet.converge(_0=conf(fleet)).changed
+    assert fleet.host.systemd.acts == []
+
+
+def test_a_timer_costs_a_look_no_further_question_to_systemd(fleet: Fleet) -> None:
+    fleet.converge(_0=conf(fleet))
+    before = fleet.host.systemd.shows
+    fleet.check(_0=conf(fleet))
+    without = fleet.host.systemd.shows - before
+    fleet.converge(_0=conf(with_timer(fleet)))
+    before = fleet.host.systemd.shows
+    fleet.check(_0=conf(fleet))
+    assert fleet.host.systemd.shows - before == without
+
+
+@pytest.mark.parametrize(
+    ("enabled", "state", "acts"),
+    [
+        (False, "active", [f"enable {TIMER}", "daemon-reload"]),
+        (True, "inactive", [f"start {TIMER}"]),
+        (True, "failed", [f"start {TIMER}"]),
+    ],
+)
+def test_a_timer_changed_by_hand_is_brought_back(fleet: Fleet, enabled: bool, state: str, acts: list[str]) -> None:
+    fleet.converge(_0=conf(with_timer(fleet)))
+    fleet.host.systemd.acts.clear()
+    unit = fleet.host.systemd.unit(TIMER)
+    unit.enabled, unit.active_state = enabled, state
+    assert fleet.converge(_0=conf(fleet)).error is None
+    assert fleet.host.systemd.acts == acts
+
+
+def test_a_new_timer_file_is_taken_up(fleet: Fleet) -> None:
+    fleet.converge(_0=conf(with_timer(fleet)))
+    fleet.host.systemd.acts.clear()
+    fleet.timer = f"{fleet.timer}# another line\n"
+    answer = fleet.converge(_0=conf(fleet))
+    assert fleet.host.systemd.acts == ["daemon-reload", f"restart {TIMER}"]
+    assert f"restart {TIMER}: its file has changed" in answer.actions
+
+
+def test_a_timer_that_does_not_come_up_is_an_error(fleet: Fleet) -> None:
+    with_timer(fleet)
+    fleet.host.systemd.fails["start"] = f"Unit {TIMER} not found."
+    assert f"{TIMER}: it is inactive, expected enabled and active" in str(fleet.converge(_0=conf(fleet)).error)
+
+
+# -- clients
+
+
+def test_a_client_that_escaped_is_a_warning_and_fails_no_run(fleet: Fleet) -> None:
+    fleet.converge(_0=conf(fleet))
+    daemon = fleet.host.running()
+    pid = fleet.host.client(variable="1G")
+    daemon.start_server(9001, clients=[pid])
+    answer = fleet.converge(_0=conf(fleet))
+    assert (answer.error, answer.changed) == (None, False)
+    assert len(answer.warnings) == 1
+    assert f"0: client {pid} " in answer.warnings[0]
+    answer = fleet.converge(_0=conf(fleet, DeviceMemoryLimit="6G"))
+    assert answer.error is None
+    assert len(answer.warnings) == 1
+    assert not answer.instances["0"]["as_wished"]
+    assert not any("escaped" in action for action in answer.actions)
+
+
+def test_a_limit_that_only_the_log_shows_to_be_wrong_is_brought_back(fleet: Fleet) -> None:
+    fleet.converge(_0=conf(fleet))
+    daemon = fleet.host.running()
+    daemon.start_server(9001)
+    daemon.ask(["set_device_pinned_mem_limit 9001 0 4500M"])
+    answer = fleet.converge(_0=conf(fleet))
+    assert answer.error is None
+    assert answer.changed
+    assert daemon.servers[9001].limits == {"0": 4096 * MIB}
+    assert not fleet.converge(_0=conf(fleet)).changed
 
 
 # -- instances that are no longer wished

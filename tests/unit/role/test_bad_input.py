@@ -38,6 +38,8 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
         "3 clients x 50% = 150 %",
     ),
     "mode": ({"mps_compute_mode": "exclusive"}, "mps_compute_mode", "expected exclusive_process or default"),
+    "escaped clients": ({"mps_escaped_clients": "kill"}, "mps_escaped_clients", "report or terminate"),
+    "escape grace": ({"mps_escape_grace_s": 0}, "mps_escape_grace_s", "whole seconds"),
     "timeout": ({"mps_driver_timeout_s": "soon"}, "mps_driver_timeout_s", "whole seconds"),
     "one-gpu-twice": (
         {INSTANCES: [{"name": "a", "gpus": ["0"]}, {"name": "b", "gpus": [1, 0]}]},

@@ -9,7 +9,12 @@ import pytest
 from mps_role import request, variables
 from mpsctl.values.instance import parse_conf
 
-PLACES = {"_mps_unit": "/etc/systemd/system/mps-control@.service"}
+PLACES = {
+    "_mps_program": "/usr/local/bin/mpsctl",
+    "_mps_unit": "/etc/systemd/system/mps-control@.service",
+    "_mps_health_service": "/etc/systemd/system/mps-health.service",
+    "_mps_health_timer": "/etc/systemd/system/mps-health.timer",
+}
 
 
 def _request(**given: Any) -> dict[str, Any]:
@@ -72,8 +77,26 @@ def test_a_unit_has_the_runtime_directory_of_the_pipe_root(root: str) -> None:
     assert lines == ([f"RuntimeDirectory={root.removeprefix('/run/')}/%i"] if root.startswith("/run/") else [])
 
 
+def test_the_policy_for_escaped_clients_reaches_the_file() -> None:
+    by_default = parse_conf(_request()["instance_per_gpu"], "0")
+    assert (by_default.escaped_clients, by_default.escape_grace_s) == ("report", 60)
+    strict = parse_conf(_request(escaped_clients="terminate", escape_grace_s=5)["instance_per_gpu"], "0")
+    assert (strict.escaped_clients, strict.escape_grace_s) == ("terminate", 5)
+
+
+def test_the_health_timer_is_carried_and_wished_to_run() -> None:
+    found = _request()
+    files = {entry["path"].rpartition("/")[2]: entry["content"] for entry in found["files"]}
+    assert found["units"] == ["mps-health.timer"]
+    assert "ExecStart=/usr/local/bin/mpsctl health\n" in files["mps-health.service"]
+    assert "Type=oneshot\n" in files["mps-health.service"]
+    assert {"OnUnitInactiveSec=60", "RandomizedDelaySec=10", "Persistent=no", "WantedBy=timers.target"} <= set(
+        files["mps-health.timer"].splitlines()
+    )
+
+
 def test_the_first_line_says_whose_the_file_is() -> None:
     found = _request()
-    for text in (found["files"][0]["content"], found["instance_per_gpu"]):
+    for text in (*(entry["content"] for entry in found["files"]), found["instance_per_gpu"]):
         assert text.startswith("# Managed by mps-fleet")
         assert text.endswith("\n")

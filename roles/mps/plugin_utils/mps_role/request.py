@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import PurePosixPath
 from typing import Any, Mapping
 
 import jinja2
@@ -13,6 +14,17 @@ from .variables import OVERRIDES, PREFIX
 FORMAT = 1
 EACH = "%i"
 """Stands for the instance's name in its file, and so for the GPU where each has an instance."""
+
+
+PLACES = ("_mps_program", "_mps_unit", "_mps_health_service", "_mps_health_timer")
+"""The role's internal variables that name places on a host."""
+
+_FILES = {
+    "_mps_unit": "mps-control@.service.j2",
+    "_mps_health_service": "mps-health.service.j2",
+    "_mps_health_timer": "mps-health.timer.j2",
+}
+"""The template of each file that belongs to no instance, by the variable that names its place."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -33,12 +45,15 @@ def request(values: Mapping[str, Any], places: Mapping[str, str], build: str, at
     ``values`` are the role's variables, ``places`` its internal ones that templates use, ``build`` the id of
     the program that must answer. ``atomic`` asks for changed limits alone, whole or not at all.
     """
-    unit = _templates().get_template("mps-control@.service.j2").render({**places, **values})
     entries = values[f"{PREFIX}instances"]
     return {
         "format": FORMAT,
         "build": build,
-        "files": [{"path": places["_mps_unit"], "content": unit, "mode": "0644"}],
+        "files": [
+            {"path": places[place], "content": _rendered(template, {**places, **values}), "mode": "0644"}
+            for place, template in _FILES.items()
+        ],
+        "units": [PurePosixPath(places["_mps_health_timer"]).name],
         "instances": [{"name": entry["name"], "conf": _conf(values, entry)} for entry in entries or ()],
         "instance_per_gpu": _conf(values, {"gpus": [EACH]}) if entries is None else None,
         **({"atomic": True} if atomic else {}),
@@ -48,4 +63,8 @@ def request(values: Mapping[str, Any], places: Mapping[str, str], build: str, at
 def _conf(values: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
     instance = {key: entry[key] if key in entry else values[PREFIX + key] for key in OVERRIDES}
     instance["gpus"] = [str(gpu) for gpu in entry["gpus"]]
-    return _templates().get_template("instance.conf.j2").render({**values, "instance": instance})
+    return _rendered("instance.conf.j2", {**values, "instance": instance})
+
+
+def _rendered(template: str, values: Mapping[str, Any]) -> str:
+    return _templates().get_template(template).render(values)

@@ -41,10 +41,22 @@ _CHECKS: Mapping[str, Callable[[Any], object]] = {
     "server_user": instances.check_server_user,
     "driver_timeout_s": instances.check_timeout_s,
     "stop_timeout_s": instances.check_timeout_s,
+    "escaped_clients": instances.check_escaped_clients,
+    "escape_grace_s": instances.check_timeout_s,
 }
 """By the variable's name without the prefix, which is the name of an instance's own value as well."""
 
-_MANAGED = ("when_down", "multi_user", "pipe_root", "driver_timeout_s", "stop_timeout_s", "package", "serial")
+_MANAGED = (
+    "when_down",
+    "multi_user",
+    "pipe_root",
+    "driver_timeout_s",
+    "stop_timeout_s",
+    "escaped_clients",
+    "escape_grace_s",
+    "package",
+    "serial",
+)
 """What has no meaning as null."""
 
 OVERRIDES = (
