@@ -168,11 +168,12 @@ def prove(host: Host, when: str, limit_mib: int) -> None:
     expect("the server's own log line", f"0x{limit_mib << 20:x} bytes" in server, True)
 
 
-def converge(host: Host, limit: str, more: str = "") -> str:
+def converge(host: Host, limit: str, more: str = "", quiet: bool = False) -> str:
     (host.root / "opt/inventory.yml").write_text(INVENTORY.format(limit=limit))
     return host.run(
         "cd /opt/project && PYTHONPATH=/opt/ansible ANSIBLE_NOCOLOR=1 /usr/bin/python3 -m ansible playbook"
-        f" -i /opt/inventory.yml site.yml -l gpu-nodes {more}"
+        f" -i /opt/inventory.yml site.yml -l gpu-nodes {more}",
+        quiet=quiet,
     )
 
 
