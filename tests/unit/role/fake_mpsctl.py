@@ -34,7 +34,8 @@ def main() -> int:
         print(json.dumps({"format": 1, "program_differs": True, "build": BUILD}))
         return 0
     state = place / "state.json"
-    (place / "atomic").write_text(json.dumps(request.get("atomic")))
+    if "atomic" in request:
+        (place / "atomic").write_text(json.dumps(request["atomic"]))
     wished = json.dumps({k: v for k, v in request.items() if k not in ("build", "atomic")}, indent=1) + "\n"
     before = state.read_text() if state.exists() else ""
     changed = before != wished or program.parent != place
