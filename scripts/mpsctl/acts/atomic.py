@@ -21,8 +21,8 @@ from mpsctl.values.errors import BadValue, MpsctlError, NotInForce, NotReady
 from mpsctl.values.gpu import Gpu
 from mpsctl.values.instance import Instance
 
-LIMITS = ("limit", "thread_percentage", "client_priority")
-"""What of an instance a live reload brings about, clients or not."""
+LIMITS = ("limit", "thread_percentage", "client_priority", "expected_clients")
+"""What of an instance a live reload brings about, clients or not; how many are expected touches no daemon."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def fleet(host: Host) -> Fleet:
 
 
 def test_changed_limits_go_in_force_by_a_reload(fleet: Fleet) -> None:
-    answer = fleet.change(DeviceMemoryLimit="6G", ClientPriority=1)
+    answer = fleet.change(DeviceMemoryLimit="6G", ClientPriority=1, ExpectedClients=8)
     assert (answer.error, answer.refused, answer.put_back) == (None, None, None)
     assert fleet.host.systemd.acts == ["reload mps-control@0.service mps-control@1.service"]
     assert fleet.host.running().limits == {"0": 6144 * MIB}
@@ -69,6 +69,13 @@ def test_more_than_a_live_reload_is_refused_and_changes_nothing(
         assert part in answer.refused
         assert answer.refused.endswith("run site.yml for this host")
         assert not answer.changed
+    assert fleet.host.snapshot() == before
+
+
+def test_limits_that_cannot_fit_are_refused_by_the_arithmetic_and_change_nothing(fleet: Fleet) -> None:
+    before = fleet.host.snapshot()
+    answer = fleet.change(DeviceMemoryLimit="40G", ExpectedClients=40)
+    assert str(answer.refused).startswith("mps_")
     assert fleet.host.snapshot() == before
 
 
