@@ -71,8 +71,8 @@ class Request:
             instances = tuple((str(entry["name"]), str(entry["conf"])) for entry in data.get("instances") or ())
             template = data.get("instance_per_gpu")
             units = tuple(str(name) for name in data.get("units") or ())
-            atomic = data.get("atomic") is True
-            return cls(listed, instances, None if template is None else str(template), atomic, units)
+            per_gpu = None if template is None else str(template)
+            return cls(listed, instances, per_gpu, data.get("atomic") is True, units)
         except (KeyError, TypeError, ValueError):
             raise BadValue(
                 "a request that is not of format 1",
@@ -197,7 +197,7 @@ def _beyond_a_live_reload(world: World, plan: _Plan) -> Optional[str]:
     others += [f"write {file.path}" for file in plan.files if file.path.parent != world.places.configuration]
     others += [f"remove instance {name}" for name in plan.leftovers]
     others += [f"enable {unit}" for unit in plan.to_enable()]
-    others += [f"start {instance.unit}" for instance in plan.to_start()]
+    others += [f"start {unit}" for unit in (*(one.unit for one in plan.to_start()), *plan.units_to_start())]
     others += [
         f"restart {instance.unit}: {plan.statuses[instance.name].restart_needed}"
         for instance in plan.to_restart()
@@ -387,7 +387,7 @@ def _describe(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) ->
             why = str(plan.statuses[instance.name].restart_needed)
             _describe_state(answer, f"restart {instance.unit}: {why}", instance.unit, why, "restarted")
     for instance in plan.to_reload():
-        findings = "; ".join(_own_findings(plan.statuses[instance.name]))
+        findings = "; ".join(plan.statuses[instance.name].own_findings)
         _describe_state(answer, f"reload {instance.unit}: {findings}", instance.unit, findings, "in force")
     if not plan.files and _stale(plan):
         _describe_state(answer, "reload systemd's units", "systemd", "older units loaded", "units as on disk")
@@ -514,9 +514,9 @@ def _read_back(world: World, plan: _Plan, answer: Answer, problems: Sequence[str
     statuses = proofs.look(world, plan.instances, gpus, problem, shown)
     answer.instances = {status.instance: status.as_json() for status in statuses}
     wrong = [
-        f"{status.unit['name']}: {'; '.join(_own_findings(status))}"
+        f"{status.unit['name']}: {'; '.join(status.own_findings)}"
         for status in statuses
-        if _own_findings(status) and status.instance not in plan.waiting
+        if status.own_findings and status.instance not in plan.waiting
     ]
     for unit in plan.units:
         state = shown.get(unit, {}).get("ActiveState", "unknown")
@@ -531,11 +531,6 @@ def _read_back(world: World, plan: _Plan, answer: Answer, problems: Sequence[str
         answer.error = " ".join([*wrong, *problems])
     elif problems:
         answer.warnings.extend(problems)
-
-
-def _own_findings(status: Status) -> list[str]:
-    """What is for the host to mend. A client that escaped is told, and fails no run: the limits are in force."""
-    return [line for line in status.findings if line not in status.client_findings]
 
 
 def _about_clients(statuses: Iterable[Status]) -> list[str]:

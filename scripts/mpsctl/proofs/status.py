@@ -88,6 +88,11 @@ class Status:
         return self.unit.get("active_state") == "active"
 
     @property
+    def own_findings(self) -> list[str]:
+        """What is for the host to mend. A client that escaped is told, and fails no run: the limits are in force."""
+        return [line for line in self.findings if line not in self.client_findings]
+
+    @property
     def clients(self) -> list[int]:
         return [client.pid for server in self.servers for client in server.clients]
 

@@ -100,6 +100,22 @@ def test_what_does_not_come_into_force_is_put_back_on_the_whole_host(fleet: Flee
     assert not fleet.ask(False).changed
 
 
+def test_a_client_that_escaped_does_not_keep_a_host_from_being_put_back(fleet: Fleet) -> None:
+    fleet.host.running("0").start_server(9001, clients=[fleet.host.client(variable="1G")])
+    fleet.host.running("1").deaf_to = "mem_limit"
+    answer = fleet.change(DeviceMemoryLimit="6G")
+    assert (answer.put_back, answer.put_back_why) == (True, None)
+    assert str(answer.error).endswith("; the former limits are in force again")
+
+
+def test_a_timer_that_is_stopped_is_more_than_a_changed_limit(fleet: Fleet) -> None:
+    confs = tuple((name, fleet.host.conf(name, {"DeviceMemoryLimit": "6G"})) for name in ("0", "1"))
+    fleet.host.systemd.unit("mps-health.timer").enabled = True
+    request = Request((fleet.unit,), confs, None, True, ("mps-health.timer",))
+    answer = reconcile.reconcile(fleet.host.world, request, check=False)
+    assert "start mps-health.timer" in str(answer.refused)
+
+
 def test_servers_get_their_former_limits_back_too(fleet: Fleet) -> None:
     server = fleet.host.running("0").start_server(9001, clients=[4242])
     fleet.host.running("1").deaf_to = "mem_limit"
