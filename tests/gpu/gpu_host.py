@@ -19,8 +19,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Callable, Mapping
+from typing import Any, Callable
 
 PROJECT = Path(__file__).resolve().parents[2]
 BUNDLE = PROJECT / "build/gpu-bundle.tar.xz"
@@ -83,7 +82,7 @@ class Host:
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         return children[0]
 
-    def run(self, command: str, check: bool = True, quiet: bool = False) -> str:
+    def run(self, command: str, check: bool = True, quiet: bool = False, timeout_s: float = 180) -> str:
         """Run a shell command in the host; what it printed on both streams."""
         inside = [
             "env",
@@ -97,7 +96,7 @@ class Host:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=180,
+            timeout=timeout_s,
             check=False,
         )
         if not quiet:
@@ -152,23 +151,32 @@ def client(host: Host, *options: str) -> dict[str, Any]:
     return found
 
 
-def converge(host: Host, limit: str, more: str = "", variables: Mapping[str, object] = MappingProxyType({})) -> str:
-    """Run site.yml in the host; ``variables`` are set beside the limit, with their prefix left out."""
-    inventory = INVENTORY.format(limit=limit)
-    inventory += "".join(f"    mps_{name}: {value}\n" for name, value in variables.items())
-    (host.root / "opt/inventory.yml").write_text(inventory)
+def converge(host: Host, limit: str, more: str = "", quiet: bool = False) -> str:
+    (host.root / "opt/inventory.yml").write_text(INVENTORY.format(limit=limit))
     return host.run(
         "cd /opt/project && PYTHONPATH=/opt/ansible ANSIBLE_NOCOLOR=1 /usr/bin/python3 -m ansible playbook"
-        f" -i /opt/inventory.yml site.yml -l gpu-nodes {more}"
+        f" -i /opt/inventory.yml site.yml -l gpu-nodes {more}",
+        quiet=quiet,
     )
 
 
-def main(name: str, trial: Callable[[Host], None]) -> int:
-    """Boot a host, hand it to ``trial``, and take everything away again; the exit code.
+def kill_daemon_and_wait(host: Host, quiet: bool = False) -> float:
+    """Seconds from kill -9 until the daemon answers with a limit again."""
+    said = host.run(
+        "kill -9 $(systemctl show -p MainPID --value mps-control@0); s=$(date +%s.%N);"
+        " for i in $(seq 1000); do x=$(echo get_default_device_pinned_mem_limit 0 |"
+        " CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps/0 nvidia-cuda-mps-control 2>/dev/null);"
+        ' [ -n "$x" ] && break; sleep 0.01; done; e=$(date +%s.%N);'
+        " /usr/bin/python3 -c \"print('limit', '$x', 'after', round($e - $s, 3), 's')\"",
+        quiet=quiet,
+    )
+    return float(said.split()[-2])
 
-    ``name`` is the script's. The GPU's settings must be after the trial what they were before.
-    """
+
+def on_a_host(trial: Callable[[Host], None]) -> int:
+    """Run a trial on a host booted for it; the exit code of the program."""
     if os.geteuid() != 0 or not BUNDLE.is_file():
+        name = Path(sys.argv[0]).name
         print(f"{name}: found no root or no {BUNDLE}, expected both; run `make gpu-bundle` and start as root")
         return 2
     print("-- the machine")

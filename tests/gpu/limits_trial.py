@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Any
 
-from first_run import CLIENT, Host, client, converge, expect, on_a_host
+from gpu_host import CLIENT, Host, client, converge, expect, on_a_host
 
 VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 ESCAPES = ("0=1G,1=1G", "1=1G", "1G")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What contexts cost, plans, and clients with less than their instance gives, on a host with the real GPU.
 
-See first_run.py for the host. Every claim of `mpsctl run` is asked of a client of the tests' own, not of
+See gpu_host.py for the host. Every claim of `mpsctl run` is asked of a client of the tests' own, not of
 mpsctl's: its own cuMemGetInfo, its multiprocessors, the attribute that says whether it is under MPS. The
 machine's compute mode is left alone.
 """
@@ -12,7 +12,7 @@ import json
 import sys
 from typing import Any
 
-from first_run import CLIENT, Host, converge, expect, fail, on_a_host
+from gpu_host import CLIENT, Host, converge, expect, fail, on_a_host
 
 REPORT = "/run/plan-trial.json"
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """100 restarts of the daemon under a storm of connecting clients: none may ever run without its limit.
 
-Root's clients and another user's, in multi-user mode, on a host with the real GPU (see first_run.py). Half of the
+Root's clients and another user's, in multi-user mode, on a host with the real GPU (see gpu_host.py). Half of the
 restarts are `systemctl restart`, half are kill -9. Clients, refusals and, in default compute mode, processes that
 ran outside MPS while the daemon was down are counted apart. The machine's compute mode is left alone.
 """
@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 
-from first_run import Host, converge, expect, fail, kill_daemon_and_wait, on_a_host
+from gpu_host import Host, converge, expect, fail, kill_daemon_and_wait, on_a_host
 
 LIMIT_MIB = 4096
 BOUND_S = 330
