@@ -1,100 +1,173 @@
 #!/usr/bin/env python3
-"""Limits on a real GPU: changed under eight clients, shaken off, and named (see first_run.py for the host).
+"""Limits that hold, on a real GPU: changed under clients at work, told apart, and not to be shaken off.
 
-Eight clients hold contexts under 4G; site.yml changes the limit to 6G. All eight live on and keep what they had, by
-their own cuMemGetInfo; a client that comes later has 6G to the byte, by its server's log line; `mpsctl status`
-tells them apart. Then the three ways in which a client shakes off its limit, each named by one `status`, and the
-policy that ends it: `mpsctl health`, run twice, has the daemon end the escaped client and no other.
+See gpu_host.py for the host. 8 clients hold contexts under 4G while site.yml changes the limit to 6G: all live
+on at their old limit by their own cuMemGetInfo, a new client gets 6G to the byte, and `mpsctl status` tells them
+apart. Each way to shake a limit off by the client's own variable is named within one `mpsctl status`. With the
+policy terminate, `mpsctl health` ends the escaped client (it sees error 810) and no other.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
-from typing import Any
+from typing import Any, Sequence
 
-from gpu_host import CLIENT, Host, client, converge, expect, on_a_host
+from gpu_host import CLIENT, Host, converge, expect, fail, on_a_host
 
+PLACE = "/run/trial"
 VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 ESCAPES = ("0=1G,1=1G", "1=1G", "1G")
+OLD_MIB, NEW_MIB = 4096, 6144
+DEADLINE_S = 30
+
+
+class Client:
+    """A CUDA client that holds its context until it is told to leave."""
+
+    def __init__(self, host: Host, label: str, variable: str | None = None) -> None:
+        self._host, self.label = host, label
+        self._hold, self._said = f"{PLACE}/{label}.hold", f"{PLACE}/{label}.out"
+        own = f"export {VARIABLE}='{variable}'; " if variable is not None else ""
+        host.run(
+            f"mkdir -p {PLACE}; touch {self._hold}; eval $(mpsctl env 0); {own}"
+            f"setsid {CLIENT} --label {label} --hold-while {self._hold} </dev/null >{self._said} 2>&1 &"
+        )
+        self.begun = self._line(0)
+        if "failed" in self.begun:
+            fail(f"client {label} did not begin: {self.begun}")
+        self.pid, self.free_mib = int(self.begun["pid"]), int(self.begun["free_mib"])
+        print(f"   client {label}: pid {self.pid}, free {self.free_mib} MiB, under MPS {self.begun['mps']}")
+
+    def _line(self, number: int) -> dict[str, Any]:
+        end = time.monotonic() + DEADLINE_S
+        while time.monotonic() < end:
+            lines = self._host.run(f"cat {self._said}", check=False, quiet=True).splitlines()
+            if len(lines) > number and lines[number].startswith("{"):
+                found: dict[str, Any] = json.loads(lines[number])
+                return found
+            time.sleep(0.1)
+        fail(f"client {self.label} said nothing within {DEADLINE_S} s")
+        raise AssertionError  # not reached: fail ends the trial
+
+    @property
+    def alive(self) -> bool:
+        return self._host.run(f"kill -0 {self.pid} 2>&1", check=False, quiet=True).strip() == ""
+
+    def leave(self) -> dict[str, Any]:
+        """How it ended, and what was free to it last."""
+        self._host.run(f"rm -f {self._hold}", quiet=True)
+        return self.end()
+
+    def end(self) -> dict[str, Any]:
+        return self._line(1)
 
 
 def status(host: Host) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(host.run("mpsctl status --json", check=False, quiet=True))["instances"]["0"]
+    """Instance 0 by one call of `mpsctl status`."""
+    host.run("mpsctl status", check=False)
+    said = host.run("mpsctl status --json", check=False, quiet=True)
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])["instances"]["0"]
     return found
 
 
-def hold(host: Host, said: list[str], environment: str, hold_s: int) -> threading.Thread:
-    """A client in the background that holds its context."""
-    command = f"eval $(mpsctl env 0); {environment} {CLIENT} --hold-s {hold_s}"
-    thread = threading.Thread(target=lambda: said.append(host.run(command, check=False, quiet=True)))
-    thread.start()
-    return thread
-
-
-def connected(host: Host, count: int) -> list[dict[str, Any]]:
-    """The clients in `status`, once there are so many."""
-    for _ in range(100):
-        clients = [one for server in status(host)["servers"] for one in server["clients"]]
-        if len(clients) == count:
-            return clients
-        time.sleep(0.2)
-    expect("connected clients", len(clients), count)
-    return clients
+def of_pid(found: dict[str, Any], pid: int) -> dict[str, Any]:
+    for server in found["servers"]:
+        for client in server["clients"]:
+            if client["pid"] == pid:
+                named: dict[str, Any] = client
+                return named
+    fail(f"status names no client {pid}")
+    raise AssertionError
 
 
 def trial(host: Host) -> None:
-    converge(host, "4G", quiet=True)
-    said: list[str] = []
-    eight = [hold(host, said, "", 20) for _ in range(8)]
-    connected(host, 8)
-    pid = host.run("systemctl show -p MainPID --value mps-control@0", quiet=True)
-    converge(host, "6G", quiet=True)
+    converge(host, "4G")
+    change_under_load(host)
+    escapes(host)
+    policy(host)
+    host.run("journalctl -u mps-health.service -b --no-pager -o cat | tail -20", check=False)
+
+
+def change_under_load(host: Host) -> None:
+    print(f"-- 8 clients under {OLD_MIB} MiB")
+    old = [Client(host, f"old{number}") for number in range(8)]
+    context_mib = OLD_MIB - old[0].free_mib
+    print(f"   a context costs {context_mib} MiB")
+    expect("each is under its limit", [client.free_mib for client in old], [OLD_MIB - context_mib] * 8)
+    main_pid = host.run("systemctl show -p MainPID --value mps-control@0")
+    before = [server["pid"] for server in status(host)["servers"]]
+    print(f"-- site.yml changes the limit to {NEW_MIB} MiB")
+    converge(host, "6G")
+    new = Client(host, "new")
+    expect("what is free to a new client", new.free_mib, NEW_MIB - context_mib)
+    expect("all 8 are alive", [client.alive for client in old], [True] * 8)
+    found = status(host)
+    expect("the daemon is the same process", host.run("systemctl show -p MainPID --value mps-control@0"), main_pid)
+    expect("the server is the same process", [server["pid"] for server in found["servers"]], before)
+    expect("everything is as wished", (found["as_wished"], found["findings"]), (True, []))
+    limit = next(value for value in found["servers"][0]["values"] if value["what"].startswith("memory limit"))
+    expect("the server's limit to the byte, by its own log", limit["log_bytes"], NEW_MIB << 20)
     expect(
-        "the daemon is the same process", host.run("systemctl show -p MainPID --value mps-control@0", quiet=True), pid
+        "the limits of the old clients",
+        [of_pid(found, client.pid)["limits_mib"] for client in old],
+        [[OLD_MIB]] * len(old),
     )
-    late: list[str] = []
-    ninth = hold(host, late, "", 6)
-    connected(host, 9)
-    host.run("mpsctl status", check=False)
-    ninth.join()
-    for thread in eight:
-        thread.join()
-    lines = [[json.loads(line) for line in one.splitlines()] for one in said]
-    expect("clients that lived on through the change", sum(one[-1].get("held") == "ok" for one in lines), 8)
-    expect("what each of the eight could take, MiB", {one[0]["free_mib"] <= 4096 for one in lines}, {True})
-    newcomer = json.loads(late[0].splitlines()[0])
-    expect("the newcomer has more than 4G and not more than 6G", 4096 < newcomer["free_mib"] <= 6144, True)
-    log = host.run("journalctl -u mps-control@0 -b -o cat --no-pager | grep 'pinned memory limit' | tail -1")
-    expect("6G to the byte", f"0x{6 << 30:x} bytes" in log, True)
-    print("-- escapes")
-    for value in ESCAPES:
-        escaped: list[str] = []
-        thread = hold(host, escaped, f'{VARIABLE}="{value}"', 5)
-        connected(host, 1)
-        found = status(host)
-        named = [finding for finding in found["findings"] if VARIABLE in finding or "escaped" in finding]
-        print(f"   {value}: {named}")
-        expect(f"{value} is named by one status", bool(named), True)
-        thread.join()
-        print(f"   it could take {json.loads(escaped[0].splitlines()[0])['free_mib']} MiB")
-    print("-- the policy: terminate after 1 s of grace, by the health verb alone")
-    converge(host, "6G", "-e mps_escaped_clients=terminate -e mps_escape_grace_s=1", quiet=True)
-    good: list[str] = []
-    bad: list[str] = []
-    threads = [hold(host, good, "", 12), hold(host, bad, f'{VARIABLE}="1G"', 12)]
-    connected(host, 2)
-    host.run("mpsctl health", check=False)
-    time.sleep(2)
-    host.run("mpsctl health", check=False)
-    for thread in threads:
-        thread.join()
-    print(f"   the escaped client: {bad[0].splitlines()[-1]}")
-    expect("the other lived on", json.loads(good[0].splitlines()[-1]).get("held"), "ok")
-    expect("the escaped one was ended (810)", json.loads(bad[0].splitlines()[-1]).get("code"), 810)
-    client(host)
+    for client in old:
+        expect(
+            f"{client.label} is told to be older", "wished 6144 MiB" in str(of_pid(found, client.pid)["older"]), True
+        )
+    expect(
+        "the limit of the new client",
+        (of_pid(found, new.pid)["limits_mib"], of_pid(found, new.pid)["older"]),
+        ([NEW_MIB], None),
+    )
+    print(f"   memory by NVML: {[of_pid(found, client.pid)['memory_mib'] for client in [*old, new]]}")
+    expect(
+        "what is free to the old ones after the change",
+        [client.leave() for client in old],
+        [{"label": client.label, "held": "ok", "free_mib": OLD_MIB - context_mib} for client in old],
+    )
+    new.leave()
+
+
+def escapes(host: Host) -> None:
+    print("-- three ways to shake a limit off")
+    good = Client(host, "good", "0=1G")
+    bad = [Client(host, f"bad{number}", variable) for number, variable in enumerate(ESCAPES)]
+    found = status(host)
+    for client, variable in zip(bad, ESCAPES):
+        expect(f"{variable!r}: more than the limit is free to it", client.free_mib > NEW_MIB, True)
+        expect(f"{variable!r} is named", f"{VARIABLE}={variable}:" in str(of_pid(found, client.pid)["escaped"]), True)
+    named(found["findings"], bad, "status names each in a finding")
+    expect("a client that only lowers its limit is not accused", of_pid(found, good.pid)["escaped"], None)
+    expect("no more findings than escapes", len(found["findings"]), len(bad))
+    for client in [good, *bad]:
+        client.leave()
+
+
+def named(findings: Sequence[str], clients: Sequence[Client], what: str) -> None:
+    expect(what, [any(f"client {one.pid} " in line for line in findings) for one in clients], [True] * len(clients))
+
+
+def policy(host: Host) -> None:
+    print("-- policy terminate, grace 2 s, enforced by `mpsctl health` alone")
+    converge(host, "6G", "-e mps_escaped_clients=terminate -e mps_escape_grace_s=2")
+    host.run("systemctl list-timers mps-health.timer --no-pager; systemctl stop mps-health.timer")
+    others = [Client(host, "other0"), Client(host, "other1", "0=2G")]
+    bad = Client(host, "escaped", ESCAPES[0])
+    host.run("mpsctl health; echo exit $?")
+    expect("it lives through its grace time", bad.alive, True)
+    time.sleep(3)
+    said = host.run("mpsctl health; echo exit $?")
+    expect("health says what it did", f" {bad.pid}`" in said and "terminate_client" in said, True)
+    expect("the escaped client sees CUDA_ERROR_MPS_CLIENT_TERMINATED", bad.end().get("code"), 810)
+    expect("the others are alive", [client.alive for client in others], [True, True])
+    expect("the others end well", [client.leave()["held"] for client in others], ["ok", "ok"])
+    said = host.run("mpsctl health; echo exit $?")
+    expect("all is well again", "exit 0" in said, True)
+    host.run("systemctl start mps-health.timer")
 
 
 if __name__ == "__main__":
