@@ -94,6 +94,8 @@ def _environment_of(world: World, instance: Instance, pid: int) -> DaemonEnviron
     if found is None or found.pipe_directory.parent != public:
         if not procfs.alive(pid):
             raise NotReady(f"the control daemon (pid {pid}) has ended; its last words are in the journal of the unit")
+        if environment is None:
+            raise NotReady(f"the environment of the control daemon (pid {pid}) cannot be read; run it as root")
         served = found.pipe_directory if found else "nothing that can be read"
         raise NotReady(f"pid {pid} serves {served}, expected a directory in {public}; restart {instance.unit}")
     return found

@@ -106,7 +106,8 @@ class Answer:
 
 @dataclass
 class _Plan:
-    """What differs from the wish. ``leftovers`` are instances of ours that are no longer wished."""
+    """What differs from the wish. ``leftovers`` are instances of ours that are no longer wished, ``bereft`` those
+    of a wish for every GPU whose GPU is not there."""
 
     instances: list[Instance]
     statuses: dict[str, Status]
@@ -116,6 +117,7 @@ class _Plan:
     units: dict[str, Mapping[str, str]]
     """the other wished units, as systemd shows them"""
     units_to_enable: list[str]
+    bereft: list[str]
     waiting: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
     """instances that are held back: why, and for which clients"""
 
@@ -291,6 +293,8 @@ def _plan(
         for name in configuration.names(world)
         if name not in texts and (files.read_text(world.places.conf(name)) or "").startswith(FINGERPRINT)
     ]
+    bereft = [] if request.instance_per_gpu is None else [n for n in leftovers if _named_by_its_gpu(world, n)]
+    leftovers = [name for name in leftovers if name not in bereft]
     for leftover in leftovers:
         statuses[leftover] = proofs.status_of_all(world, [leftover])[0]
     plan = _Plan(
@@ -301,9 +305,19 @@ def _plan(
         leftovers=leftovers,
         units={name: shown.get(name, {}) for name in request.units},
         units_to_enable=[name for name in request.units if not world.systemd.enabled(name)],
+        bereft=bereft,
     )
     plan.waiting = _who_waits(plan, gpus)
     return plan
+
+
+def _named_by_its_gpu(world: World, name: str) -> bool:
+    """Whether an instance is one of a wish for every GPU. Without its GPU it is not taken for unwished: a GPU that
+    fell off the bus comes back with a reboot, and MPS with it."""
+    try:
+        return configuration.load(world, name).gpus == (name,)
+    except BadValue:
+        return False
 
 
 def _who_waits(plan: _Plan, gpus: Sequence[Gpu]) -> dict[str, tuple[str, list[int]]]:
@@ -400,6 +414,12 @@ def _describe(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) ->
     answer.changed = bool(answer.actions)
     answer.instances = {i.name: plan.statuses[i.name].as_json() for i in plan.instances}
     answer.warnings += _about_clients(plan.statuses.values())
+    for name in plan.bereft:
+        unit = f"mps-control@{name}.service"
+        answer.warnings.append(
+            f"instance {name} is kept, but GPU {name} is gone from this host: see `mpsctl gpus` and dmesg; if it is to"
+            f" stay away, `systemctl disable --now {unit}` and remove {world.places.conf(name)}"
+        )
     for gpu in gpus:
         if gpu.pre_volta:
             answer.warnings.append(f"{gpu} is older than Volta: at most 16 clients, no memory protection between them")

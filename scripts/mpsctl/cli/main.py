@@ -32,17 +32,20 @@ _CANNOT_TELL = 255
 
 def main(arguments: Sequence[str]) -> int:
     """Run one verb; its exit code."""
+    if sys.stdout is None:  # closed by the caller, as `mpsctl … >&-` does
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (it lives as long as the program)
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
         code: int = options.run(options)
+        _flush()
         return code
     except MpsctlError as error:
         return _fail(options, str(error), error.exit_code)
     except PermissionError as error:
         return _fail(options, f"{error}; run it as root", NotReady.exit_code)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_stdout()
         return 0
     except KeyboardInterrupt:
         return 130
@@ -51,6 +54,24 @@ def main(arguments: Sequence[str]) -> int:
             raise
         kind = type(error).__name__
         return _fail(options, f"{kind}: {error} (a fault of mpsctl; MPSCTL_TRACE=1 shows where)", _FAULT)
+
+
+def _flush() -> None:
+    """Let an answer that cannot be written be an error of this program, not one that Python tells as it ends.
+
+    :raises NotReady: if standard output takes no more.
+    """
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _give_up_stdout()
+        raise NotReady(f"the answer could not be written to standard output ({error.strerror})") from None
+
+
+def _give_up_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(options: argparse.Namespace, text: str, code: int) -> int:

@@ -33,8 +33,11 @@ def write(path: Path, content: Union[str, bytes], mode: int = 0o644, lasting: bo
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         os.unlink(temporary)
+        if isinstance(error, OSError) and error.filename is None:
+            # A full disk is told by write() or fsync(), which know no name.
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     if lasting:
         sync_directory(path.parent)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Optional
 
 import pytest
 
@@ -158,10 +157,15 @@ def test_an_instance_that_does_not_run_says_how_to_start_it(host: Host) -> None:
         apply.apply(host.world, "0")
 
 
-@pytest.mark.parametrize("environment", [None, {}, {"CUDA_MPS_PIPE_DIRECTORY": "/run/other/.abcdefghijk"}])
-def test_a_process_that_is_not_this_instances_daemon_is_left_alone(
-    host: Host, environment: Optional[dict[str, str]]
-) -> None:
+def test_a_daemon_whose_environment_may_not_be_read_is_told_as_that(host: Host) -> None:
+    host.wish(DeviceMemoryLimit="4G")
+    pid = host.process("nvidia-cuda-mps-control", "nvidia-cuda-mps-control -f", None)
+    with pytest.raises(NotReady, match="cannot be read; run it as root"):
+        apply.apply(host.world, "0", pid)
+
+
+@pytest.mark.parametrize("environment", [{}, {"CUDA_MPS_PIPE_DIRECTORY": "/run/other/.abcdefghijk"}])
+def test_a_process_that_is_not_this_instances_daemon_is_left_alone(host: Host, environment: dict[str, str]) -> None:
     host.wish(DeviceMemoryLimit="4G")
     pid = host.process("nvidia-cuda-mps-control", "nvidia-cuda-mps-control -f", environment)
     with pytest.raises(NotReady, match=r"expected a directory in .*; restart mps-control@0\.service"):

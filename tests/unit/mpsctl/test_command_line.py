@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -511,3 +513,23 @@ def test_health_says_what_it_did(mpsctl: Shell, running: Host) -> None:
 def test_health_of_a_host_with_nothing_active(mpsctl: Shell) -> None:
     assert mpsctl("health") == 0
     assert "no instance is active" in mpsctl.out
+
+
+# -- standard output that is closed or full
+
+
+@pytest.mark.parametrize("verb", ["version", "version --json", "status", "status --json"])
+@pytest.mark.parametrize(("redirection", "code"), [(">&-", {0, 1}), (">/dev/full", {3})])
+def test_an_answer_that_nobody_can_read_is_told_in_one_line(verb: str, redirection: str, code: set[int]) -> None:
+    sources = Path(command_line.__file__).parents[2]
+    done = subprocess.run(
+        f"{shlex.quote(sys.executable)} -m mpsctl {verb} {redirection}",
+        shell=True,
+        cwd=sources,
+        env={key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"},  # the one file has -I
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in code, done.stderr
+    assert done.stderr.count("\n") == (1 if code == {3} else 0), done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -137,3 +138,21 @@ def test_daemons_on_a_directory_are_told_by_their_environment(host: Host) -> Non
     daemon = host.start()
     host.process("nvidia-cuda-mps-control", "/usr/bin/nvidia-cuda-mps-control -f", None)
     assert pipe.daemons_on(public) == [daemon.pid]
+
+
+@pytest.mark.parametrize("call", ["fsync", "fchmod"])
+def test_an_error_without_a_name_says_which_file_it_was_and_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """write() and fsync() on a full disk know no name."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "0.conf"
+    files.write(path, "old")
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(OSError, match=str(path)):
+        files.write(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

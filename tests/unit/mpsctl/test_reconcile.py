@@ -562,6 +562,41 @@ def test_an_instance_that_is_no_longer_wished_waits_for_its_clients(fleet: Fleet
     assert not answer.changed
 
 
+@pytest.mark.parametrize("gone", [["3"], ["0"], ["1", "2"]])
+@pytest.mark.parametrize("check", [True, False])
+def test_a_wish_for_every_gpu_keeps_the_instance_of_a_gpu_that_is_gone(
+    fleet: Fleet, gone: list[str], check: bool
+) -> None:
+    """Taken for unwished it would be away for good, and the host as wished, when a reboot brings the GPU back."""
+    template = fleet.host.conf("%i", {"GPUs": "%i", "ComputeMode": "exclusive_process"})
+    fleet.run(False, {}, per_gpu=template)
+    fleet.host.systemd.acts.clear()
+    before = fleet.host.snapshot()
+    fleet.host.nvml.all = [gpu for gpu in fleet.host.nvml.all if str(gpu.index) not in gone]
+    answer = fleet.run(check, {}, per_gpu=template)
+    assert answer.error is None
+    assert answer.actions == []
+    assert fleet.host.systemd.acts == []
+    assert fleet.host.snapshot() == before
+    assert [warning.split(":")[0] for warning in answer.warnings] == [
+        f"instance {name} is kept, but GPU {name} is gone from this host" for name in sorted(gone)
+    ]
+
+
+def test_a_wish_for_every_gpu_removes_the_named_instances_from_before(fleet: Fleet) -> None:
+    fleet.converge(small=conf(fleet, "small", GPUs="0"), _9=conf(fleet, "9", GPUs="1"))
+    template = fleet.host.conf("%i", {"GPUs": "%i", "ComputeMode": "exclusive_process"})
+    answer = fleet.run(False, {}, per_gpu=template)
+    assert {"stop and remove mps-control@small.service", "stop and remove mps-control@9.service"} < set(answer.actions)
+    assert answer.warnings == []
+
+
+def test_a_list_of_instances_removes_also_what_was_named_by_a_gpu_that_is_gone(fleet: Fleet) -> None:
+    fleet.converge(_0=conf(fleet), _1=conf(fleet, "1"))
+    fleet.host.nvml.all = fleet.host.nvml.all[:1]
+    assert fleet.converge(_0=conf(fleet)).actions == ["stop and remove mps-control@1.service"]
+
+
 def test_a_file_in_etc_mps_that_is_not_ours_is_left_alone(fleet: Fleet) -> None:
     path = fleet.host.places.conf("by-hand")
     path.parent.mkdir(parents=True)
