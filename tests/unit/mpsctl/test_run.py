@@ -183,7 +183,7 @@ def report(host: Host, *command: str, **more: object) -> tuple[int, dict[str, ob
 
 @pytest.mark.parametrize(
     ("script", "code"),
-    [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -TERM $$", 143), ("kill -INT $$", 130)],
+    [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -TERM $$", 143), ("kill -USR1 $$", 138)],
 )
 def test_the_exit_code_is_the_commands(live: Host, script: str, code: int) -> None:
     assert run(live, "sh", "-c", script) == code

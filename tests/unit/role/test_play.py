@@ -17,7 +17,7 @@ def test_a_bare_host_in_check_mode_is_shown_everything_and_keeps_nothing(fleet: 
     assert run.changed() == {"a": [LOOK]}
     assert fleet.calls("a") == ["check"]
     assert '+   "path": "/etc/systemd/system/mps-control@.service"' in run.output
-    assert sorted(path.name for path in place.iterdir()) == ["atomic", "calls", "environment", "host", "tmp"]
+    assert sorted(path.name for path in place.iterdir()) == ["calls", "environment", "host", "tmp"]
     assert not list((place / "tmp").iterdir())
 
 
