@@ -174,6 +174,9 @@ def reconcile(world: World, request: Request, check: bool, program: Optional[Pat
     try:
         instances, texts = _wished_instances(request, gpus)
         answer.warnings += _fit(world, instances, gpus, answer.host["driver_version"])
+    except NotReady as error:
+        answer.error = str(error)
+        return answer
     except BadValue as error:
         answer.refused = f"{error.variable or 'mps_instances'}: {error}"
         return answer
@@ -247,7 +250,8 @@ def _wished_instances(request: Request, gpus: Sequence[Gpu]) -> tuple[list[Insta
     listed = list(request.instances)
     if request.instance_per_gpu is not None:
         if not gpus:
-            raise BadValue("no GPU on this host", "one instance per GPU", "look at `nvidia-smi`, or take the host out")
+            # The host's fault and no bad input: it must not stop the rest of the fleet.
+            raise NotReady("no GPU of this host answers; look at `nvidia-smi` and dmesg, or take the host out")
         listed = [(str(gpu.index), request.instance_per_gpu) for gpu in gpus]
     instances = [parse_conf(text, name) for name, text in listed]
     check_gpus(instances)

@@ -202,13 +202,14 @@ def test_exclusive_process_on_a_mig_device_is_refused(fleet: Fleet) -> None:
     assert text.startswith("mps_compute_mode: found exclusive_process on MIG device")
 
 
-def test_a_host_without_gpus_is_refused_where_each_gpu_should_have_one(fleet: Fleet) -> None:
+def test_a_host_without_gpus_fails_alone_where_each_gpu_should_have_one(fleet: Fleet) -> None:
+    """A dead GPU is the host's fault and no bad input, which would stop the whole fleet."""
     fleet.host.nvml.all.clear()
     answer = fleet.run(False, {}, per_gpu=fleet.host.conf())
-    assert answer.refused == (
-        "mps_instances: found no GPU on this host, expected one instance per GPU; look at `nvidia-smi`, or take the"
-        " host out"
-    )
+    assert answer.refused is None
+    assert answer.error is not None
+    assert "no GPU of this host answers" in answer.error
+    assert not answer.changed
 
 
 def test_one_refused_instance_keeps_the_others_unchanged_too(fleet: Fleet) -> None:
