@@ -27,9 +27,9 @@ def run(root: Path, binary: Path, main_pid: int, arguments: list[str]) -> int:
         hardware.binary = lambda name: binary if name == hardware.CONTROL_DAEMON else Path("/usr/sbin") / name
 
         def made(**given: object) -> World:
-            return replace(host.world, **given)  # type: ignore[arg-type]
+            return replace(host.world, **given)  # type: ignore[arg-type]  # fields of World, by their names
 
-        world.World = made  # type: ignore[assignment,misc]
+        world.World = made  # type: ignore[assignment,misc]  # stands in for the class in this process alone
         return main.main(arguments)
 
 

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "plugin_utils"))
 from mps_role import ansible_values, courier, packages, request, rollout, variables
 
 
-class ActionModule(ActionBase):  # type: ignore[misc]
+class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no types
     _supports_check_mode = True
     _VALID_ARGS = frozenset(("phase", "program", "build", "program_absent", "atomic"))
 

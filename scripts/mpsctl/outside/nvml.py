@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any, Callable, Iterator, Optional, Protocol, TypeVar
 
 from mpsctl.values.errors import NotInForce, NotReady
@@ -61,7 +62,7 @@ class _Pynvml:
     def gpus(self) -> list[Gpu]:
         found = []
         for index in range(self._library.nvmlDeviceGetCount()):
-            gpu = self._optional(lambda index=index: self._gpu(index))  # type: ignore[misc]
+            gpu = self._optional(partial(self._gpu, index))
             if gpu is not None:
                 found.append(gpu)
         return found
@@ -89,7 +90,7 @@ class _Pynvml:
     def _mig_devices(self, handle: Any) -> Iterator[MigDevice]:
         library = self._library
         for slot in range(self._optional(lambda: library.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0):
-            mig = self._optional(lambda slot=slot: library.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot))  # type: ignore[misc]
+            mig = self._optional(partial(library.nvmlDeviceGetMigDeviceHandleByIndex, handle, slot))
             if mig is not None:
                 yield MigDevice(
                     uuid=str(library.nvmlDeviceGetUUID(mig)),

@@ -116,7 +116,7 @@ def parse_conf(text: str, name: str) -> Instance:
         empty_lines_in_values=False,
         default_section="",  # none: the parser's own, [DEFAULT], would add its keys to all others unseen
     )
-    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.optionxform = str  # type: ignore[assignment,method-assign]  # configparser's own way
     try:
         parser.read_string(text, source=f"{name}.conf")
     except configparser.Error as error:
@@ -176,7 +176,8 @@ def from_values(values: Mapping[str, str], name: str) -> Instance:
         "escaped_clients": get("EscapedClients", check_escaped_clients),
         "escape_grace_s": get("EscapeGraceSec", check_timeout_s),
     }
-    instance = Instance(name=name, **{k: v for k, v in fields.items() if v is not None})  # type: ignore[arg-type]
+    given = {key: value for key, value in fields.items() if value is not None}
+    instance = Instance(name=name, **given)  # type: ignore[arg-type]  # each is of its check's type
     _check_together(instance)
     return instance
 

@@ -208,11 +208,7 @@ int cuGetErrorName(int c, const char **s) { *s = c == 805 ? "CUDA_ERROR_MPS_CONN
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("libcuda")
     (folder / "cuda.c").write_text(_LIBCUDA)
-    done = subprocess.run(
-        ["cc", "-shared", "-fPIC", "-o", folder / "libcuda.so.1", folder / "cuda.c"], check=False, capture_output=True
-    )
-    if done.returncode:
-        pytest.skip("no C compiler")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", folder / "libcuda.so.1", folder / "cuda.c"], check=True)
     return folder
 
 
