@@ -268,13 +268,14 @@ def _version(options: argparse.Namespace) -> int:
         "build": build.ID,
         "python": sys.version.split()[0],
         "driver": hardware.driver_version(),
+        "simulated": hardware.simulated(),
         "control_daemon": str(hardware.binary(hardware.CONTROL_DAEMON) or "") or None,
     }
     if options.json:
         _print_json(known)
     else:
         print(f"mpsctl {known['version']} (build {known['build']}, Python {known['python']})")
-        print(f"driver: {known['driver'] or 'not loaded'}")
+        print(f"driver: {known['driver'] or 'not loaded'}{' (simulated)' if known['simulated'] else ''}")
         print(f"control daemon: {known['control_daemon'] or 'not installed'}")
     return 0
 

@@ -158,6 +158,9 @@ def test_simulated_gpus_are_never_taken_for_real_ones(mpsctl: Shell, monkeypatch
     mpsctl("gpus")
     assert mpsctl.out.startswith("simulated GPUs")
     assert mpsctl.json("gpus")["simulated"] is True
+    mpsctl("version")
+    assert "driver: 580.159.04 (simulated)" in mpsctl.out
+    assert mpsctl.json("version")["simulated"] is True
 
 
 @pytest.mark.usefixtures("running")
