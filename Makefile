@@ -35,8 +35,6 @@ lint: setup ## ruff, mypy --strict, yamllint, ansible-lint (production profile)
 	ruff check .
 	ruff format --check .
 	scripts/types.sh
-	MYPYPATH=scripts:tests/unit/mpsctl mypy --strict tests/unit/mpsctl
-	MYPYPATH=scripts:lab:tests/unit/mpsctl:tests/contract mypy --strict tests/contract
 	yamllint --strict .
 	ansible-lint --offline --strict
 

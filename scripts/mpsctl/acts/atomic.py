@@ -134,8 +134,7 @@ def _not_as_before(status: Status) -> list[str]:
     if not status.restart_needed:
         return status.own_findings
     # Only an instance whose restart was held back already gets here: its limits are what counts.
-    values = [*status.values, *(value for server in status.servers for value in server.values)]
-    wrong = [f"{value.what}: shows {value.shown or 'nothing'}" for value in values if not value.in_force]
+    wrong = [f"{value.what}: shows {value.shown or 'nothing'}" for value in status.every_value if not value.in_force]
     return wrong if status.daemon_answers else status.own_findings
 
 

@@ -166,8 +166,9 @@ def _wait_for(world: World, daemon: Daemon) -> None:
 
 def _refuse_busy(bench: _Bench) -> None:
     clients = {pid for server in control.servers(bench.daemon) for pid in control.clients(bench.daemon, server.pid)}
-    clients.update(bench.nvml.mps_processes(bench.device.gpu))
-    others = [pid for pid in bench.nvml.compute_processes(bench.device.gpu) if not _may_be_server(pid)]
+    gpu = bench.device.gpu
+    clients.update(bench.nvml.client_memory_mib(gpu.uuid) or ())
+    others = [pid for pid in bench.nvml.compute_memory_mib(gpu.uuid) if not _may_be_server(pid)]
     busy = sorted(clients | set(others))
     if busy:
         raise NotReady(
@@ -230,8 +231,8 @@ def _check_server_limit(bench: _Bench) -> None:
 def _server_mib(bench: _Bench) -> Optional[int]:
     """What is not a client in NVML's list is the server; None where that is not one process."""
     gpu = bench.device.gpu
-    clients = set(bench.nvml.mps_processes(gpu))
-    memory = bench.nvml.memory_of_processes_mib(gpu)
+    clients = bench.nvml.client_memory_mib(gpu.uuid) or {}
+    memory = bench.nvml.compute_memory_mib(gpu.uuid)
     servers = [pid for pid in memory if pid not in clients and _may_be_server(pid)]
     return memory[servers[0]] if clients and len(servers) == 1 else None
 

@@ -150,8 +150,7 @@ class _Plan:
         if not status.restart_needed:
             return status.reload_needed
         # Its restart is held back: the clients to come get the new limits all the same.
-        values = [*status.values, *(value for server in status.servers for value in server.values)]
-        return status.instance in self.waiting and not all(value.in_force for value in values)
+        return status.instance in self.waiting and not all(value.in_force for value in status.every_value)
 
 
 def reconcile(world: World, request: Request, check: bool, program: Optional[Path] = None) -> Answer:
@@ -299,8 +298,8 @@ def _plan(
     ]
     bereft = [] if request.instance_per_gpu is None else [n for n in leftovers if _named_by_its_gpu(world, n)]
     leftovers = [name for name in leftovers if name not in bereft]
-    for leftover in leftovers:
-        statuses[leftover] = proofs.status_of_all(world, [leftover])[0]
+    if leftovers:
+        statuses.update({status.instance: status for status in proofs.status_of_all(world, leftovers)})
     plan = _Plan(
         instances=instances,
         statuses=statuses,
@@ -375,16 +374,8 @@ def _describe(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) ->
     if plan.program is not None:
         _describe_program(world, plan.program, answer)
     for file in plan.files:
-        before = files.read_text(file.path)
         answer.actions.append(f"write {file.path}")
-        answer.diff.append(
-            {
-                "before_header": str(file.path) if before is not None else f"{file.path} (absent)",
-                "after_header": str(file.path),
-                "before": before or "",
-                "after": file.content,
-            }
-        )
+        _add_diff(answer, str(file.path), files.read_text(file.path), file.content)
     for name in plan.leftovers:
         if name not in plan.waiting:
             _describe_leftover(world, name, plan.statuses[name], answer)
@@ -432,14 +423,7 @@ def _describe(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) ->
 def _describe_program(world: World, program: Path, answer: Answer) -> None:
     installed = world.places.program
     answer.actions.append(f"install {installed}")
-    answer.diff.append(
-        {
-            "before_header": str(installed),
-            "after_header": str(installed),
-            "before": _digest(installed),
-            "after": _digest(program),
-        }
-    )
+    _add_diff(answer, str(installed), _digest(installed), _digest(program))
 
 
 def _digest(path: Path) -> str:
@@ -450,19 +434,24 @@ def _describe_leftover(world: World, name: str, status: Status, answer: Answer) 
     unit = str(status.unit.get("name", f"mps-control@{name}.service"))
     _describe_state(answer, f"stop and remove {unit}", unit, str(status.unit.get("active_state", "unknown")), "absent")
     path = world.places.conf(name)
-    answer.diff.append(
-        {
-            "before_header": str(path),
-            "after_header": f"{path} (absent)",
-            "before": files.read_text(path) or "",
-            "after": "",
-        }
-    )
+    _add_diff(answer, str(path), files.read_text(path) or "", None)
 
 
 def _describe_state(answer: Answer, action: str, what: str, before: str, after: str) -> None:
     answer.actions.append(action)
-    answer.diff.append({"before_header": what, "after_header": what, "before": f"{before}\n", "after": f"{after}\n"})
+    _add_diff(answer, what, f"{before}\n", f"{after}\n")
+
+
+def _add_diff(answer: Answer, what: str, before: Optional[str], after: Optional[str]) -> None:
+    """None stands for a file that is not there."""
+    answer.diff.append(
+        {
+            "before_header": what if before is not None else f"{what} (absent)",
+            "after_header": what if after is not None else f"{what} (absent)",
+            "before": before or "",
+            "after": after or "",
+        }
+    )
 
 
 def _hold_back(answer: Answer, name: str, why: str, clients: Sequence[int]) -> None:
@@ -520,11 +509,10 @@ def _remove(world: World, name: str) -> None:
 
 def _restore_freed_gpus(world: World, plan: _Plan, gpus: Sequence[Gpu]) -> None:
     """Bring back the former compute mode of GPUs that an instance served and serves no longer."""
-    served = {uuid for instance in plan.instances for uuid in (d.uuid for d in configuration.resolve(instance, gpus))}
-    served.update(uuid for name in plan.waiting for uuid in plan.statuses[name].serves)
-    moved = {instance.name for instance in plan.to_restart()} - set(plan.waiting)
-    if not moved:
+    if all(instance.name in plan.waiting for instance in plan.to_restart()):
         return
+    served = {device.uuid for instance in plan.instances for device in configuration.resolve(instance, gpus)}
+    served.update(uuid for name in plan.waiting for uuid in plan.statuses[name].serves)
     with world.nvml() as nvml:
         for gpu in nvml.gpus():
             if gpu.uuid not in served:

@@ -142,25 +142,20 @@ class FrontEnd:
 
     def _holders(self) -> str:
         """Who may be holding the session: other front-ends that run."""
-        mine = os.getpid()
-        held = []
-        for pid in procfs.pids():
-            if procfs.name(pid) != hardware.CONTROL_DAEMON[:15] or pid == mine:
-                continue
-            words = procfs.command(pid).split()
-            if len(words) <= 1:  # a front-end has no arguments, the daemon has -d or -f
-                held.append(f"pid {pid} (user {procfs.uid(pid)}, parent {procfs.command(_parent(pid)) or 'gone'})")
+        held = [
+            f"pid {pid} (user {procfs.uid(pid)}, parent {procfs.command(procfs.parent(pid)) or 'gone'})"
+            for pid in processes(front_ends=True)
+        ]
         if held:
             return f"it may be held by {', '.join(sorted(held))}: end that session"
         return "no other front-end is open: the daemon may be stopped; see its state with `systemctl status`"
 
 
-def _parent(pid: int) -> int:
-    stat = Path(f"/proc/{pid}/stat")
-    try:
-        return int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+def processes(front_ends: bool) -> Iterator[int]:
+    """The control daemons of this host, or the front-ends that are open: a front-end has no arguments."""
+    for pid in procfs.pids():
+        if procfs.name(pid) == hardware.CONTROL_DAEMON[:15] and (len(procfs.command(pid).split()) < 2) == front_ends:
+            yield pid
 
 
 def _split(lines: Sequence[str], commands: Sequence[str]) -> Optional[list[list[str]]]:

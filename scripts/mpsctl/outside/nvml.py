@@ -29,19 +29,17 @@ class Nvml(Protocol):
         :raises NotInForce: if NVML refuses or something else reads back.
         """
 
-    def compute_processes(self, gpu: Gpu) -> list[int]:
-        """The process ids that hold a compute context on the GPU, MPS clients and servers among them."""
+    def compute_memory_mib(self, uuid: str) -> dict[int, Optional[int]]:
+        """What each process with a compute context on a GPU holds, in MiB rounded down; None where NVML does not tell.
 
-    def mps_processes(self, gpu: Gpu) -> list[int]:
-        """The process ids of the GPU's MPS clients; servers are not among them (driver 580, H200)."""
-
-    def memory_of_processes_mib(self, gpu: Gpu) -> dict[int, Optional[int]]:
-        """What each compute process holds, in MiB; None where NVML does not tell."""
+        MPS clients and servers are among them.
+        """
 
     def client_memory_mib(self, uuid: str) -> Optional[dict[int, Optional[int]]]:
         """What each MPS client on a GPU or MIG device holds, in MiB rounded down, its contexts included.
 
-        None where NVML does not tell at all, or for a process whose memory it does not tell.
+        Servers are not among them (driver 580, H200). None where NVML does not tell at all, or for a process whose
+        memory it does not tell.
         """
 
 
@@ -110,32 +108,14 @@ class _Pynvml:
         if now != number:
             raise NotInForce(f"{gpu}: compute mode reads {_MODES.get(now, now)} after {mode} was set")
 
-    def compute_processes(self, gpu: Gpu) -> list[int]:
-        library = self._library
-        rows = self._optional(
-            lambda: library.nvmlDeviceGetComputeRunningProcesses(library.nvmlDeviceGetHandleByUUID(gpu.uuid))
-        )
-        return [int(row.pid) for row in rows or []]
-
-    def mps_processes(self, gpu: Gpu) -> list[int]:
-        library = self._library
-        rows = self._optional(
-            lambda: library.nvmlDeviceGetMPSComputeRunningProcesses(library.nvmlDeviceGetHandleByUUID(gpu.uuid))
-        )
-        return [int(row.pid) for row in rows or []]
-
-    def memory_of_processes_mib(self, gpu: Gpu) -> dict[int, Optional[int]]:
-        library = self._library
-        rows = self._optional(
-            lambda: library.nvmlDeviceGetComputeRunningProcesses(library.nvmlDeviceGetHandleByUUID(gpu.uuid))
-        )
-        return {int(row.pid): None if row.usedGpuMemory is None else int(row.usedGpuMemory) >> 20 for row in rows or []}
+    def compute_memory_mib(self, uuid: str) -> dict[int, Optional[int]]:
+        return self._held_mib(self._library.nvmlDeviceGetComputeRunningProcesses, uuid) or {}
 
     def client_memory_mib(self, uuid: str) -> Optional[dict[int, Optional[int]]]:
-        library = self._library
-        rows = self._optional(
-            lambda: library.nvmlDeviceGetMPSComputeRunningProcesses(library.nvmlDeviceGetHandleByUUID(uuid))
-        )
+        return self._held_mib(self._library.nvmlDeviceGetMPSComputeRunningProcesses, uuid)
+
+    def _held_mib(self, rows_of: Callable[[Any], Any], uuid: str) -> Optional[dict[int, Optional[int]]]:
+        rows = self._optional(lambda: rows_of(self._library.nvmlDeviceGetHandleByUUID(uuid)))
         if rows is None:
             return None
         return {int(row.pid): None if row.usedGpuMemory is None else int(row.usedGpuMemory) >> 20 for row in rows}

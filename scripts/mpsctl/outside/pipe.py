@@ -18,7 +18,7 @@ import os
 from pathlib import Path
 from typing import Optional
 
-from mpsctl.outside import files, procfs
+from mpsctl.outside import daemon, files, procfs
 from mpsctl.values.instance import PRIVATE_NAME_BYTES
 
 PUBLIC_NAMES = ("control", "control_privileged")
@@ -91,12 +91,7 @@ def remove_private(public: Path, keep: Optional[Path] = None) -> None:
 def daemons_on(public: Path) -> list[int]:
     """Control daemons that serve this directory or one inside it, by their environment, never by a title."""
     found = []
-    for pid in procfs.pids():
-        if procfs.name(pid) != "nvidia-cuda-mps-control"[:15]:
-            continue
-        words = procfs.command(pid).split()
-        if len(words) < 2:  # a front-end has no arguments
-            continue
+    for pid in daemon.processes(front_ends=False):
         served = (procfs.environment(pid) or {}).get(VARIABLE, "")
         if served and (Path(served) == public or public in Path(served).parents):
             found.append(pid)

@@ -30,6 +30,12 @@ def _stat(pid: int) -> Optional[list[str]]:
     return text.rpartition(")")[2].split()
 
 
+def parent(pid: int) -> int:
+    """The process id of the parent, 0 when the process is gone."""
+    stat = _stat(pid)
+    return int(stat[1]) if stat else 0
+
+
 def name(pid: int) -> str:
     """The process's name as the kernel keeps it, at most 15 characters."""
     try:
@@ -79,16 +85,6 @@ def pids() -> Iterator[int]:
     for entry in os.listdir(_PROC):
         if entry.isdigit():
             yield int(entry)
-
-
-def children(parent: int) -> list[int]:
-    """The process ids whose parent is ``parent``."""
-    found = []
-    for pid in pids():
-        stat = _stat(pid)
-        if stat and int(stat[1]) == parent:
-            found.append(pid)
-    return found
 
 
 def tree(root: int) -> list[int]:

@@ -17,8 +17,6 @@ _PROPERTIES = (
     "NRestarts",
     "Result",
     "NeedDaemonReload",
-    "ConditionResult",
-    "StatusText",
     "ActiveEnterTimestamp",
     "InvocationID",
 )

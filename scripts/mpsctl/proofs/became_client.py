@@ -57,7 +57,9 @@ class Watch:
         for pid in tree:
             self._look_at(pid)
         if nvml is not None:
-            self._found("NVML", (pid for device in self.devices for pid in nvml.mps_processes(device.gpu)))
+            self._found(
+                "NVML", (pid for device in self.devices for pid in nvml.client_memory_mib(device.gpu.uuid) or ())
+            )
         if ask_daemon and self.client is None:
             self._ask_daemon()
         return self.client is not None

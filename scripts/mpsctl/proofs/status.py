@@ -93,6 +93,11 @@ class Status:
         return [line for line in self.findings if line not in self.client_findings]
 
     @property
+    def every_value(self) -> list[Value]:
+        """Those of the defaults and of each server."""
+        return [*self.values, *(value for server in self.servers for value in server.values)]
+
+    @property
     def clients(self) -> list[int]:
         return [client.pid for server in self.servers for client in server.clients]
 

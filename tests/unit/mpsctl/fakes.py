@@ -121,17 +121,11 @@ class FakeNvml:
         self.on_mode(mode)
         self.all = [replace(one, compute_mode=mode) if one.index == gpu.index else one for one in self.all]
 
-    def compute_processes(self, gpu: Gpu) -> list[int]:
-        return [*self.others_mib, *self.clients_mib]
-
-    def mps_processes(self, gpu: Gpu) -> list[int]:
-        return list(self.clients_mib)
-
-    def memory_of_processes_mib(self, gpu: Gpu) -> dict[int, Optional[int]]:
+    def compute_memory_mib(self, uuid: str) -> dict[int, Optional[int]]:
         return {**self.others_mib, **self.clients_mib}
 
     def client_memory_mib(self, uuid: str) -> Optional[dict[int, Optional[int]]]:
-        return None if self.held_mib is None else self.held_mib.get(uuid, {})
+        return None if self.held_mib is None else {**self.clients_mib, **self.held_mib.get(uuid, {})}
 
     def reboot(self) -> None:
         """The driver forgets compute modes."""

@@ -12,7 +12,6 @@ from typing import Any, Callable
 
 import pytest
 
-from fakes import h200
 from mpsctl.outside import hardware, nvml, procfs
 from mpsctl.outside.systemd import Systemctl
 from mpsctl.values.errors import NotInForce, NotReady
@@ -47,7 +46,10 @@ class Pynvml:
             "nvmlDeviceGetPersistenceMode": lambda i: 1,
             "nvmlDeviceGetCudaComputeCapability": lambda i: (9, 0),
             "nvmlDeviceGetMaxMigDeviceCount": lambda i: 7,
-            "nvmlDeviceGetComputeRunningProcesses": lambda i: [SimpleNamespace(pid=7), SimpleNamespace(pid=8)],
+            "nvmlDeviceGetComputeRunningProcesses": lambda i: [
+                SimpleNamespace(pid=7, usedGpuMemory=605_028_352),
+                SimpleNamespace(pid=8, usedGpuMemory=None),
+            ],
             "nvmlDeviceGetMPSComputeRunningProcesses": lambda i: [
                 SimpleNamespace(pid=7, usedGpuMemory=605_028_352),
                 SimpleNamespace(pid=8, usedGpuMemory=None),
@@ -108,7 +110,7 @@ def test_gpus_are_read_with_memory_in_mib_and_short_addresses(library: Pynvml) -
     with nvml.opened() as opened:
         first, second = opened.gpus()
         assert opened.driver_version() == "580.159.04"
-        assert opened.compute_processes(h200(0, uuid="GPU-0")) == [7, 8]
+        assert list(opened.compute_memory_mib("GPU-0")) == [7, 8]
     assert (first.uuid, first.pci_address, first.memory_mib) == ("GPU-0", "0000:1b:00.0", 143_771)
     assert (first.compute_mode, second.compute_mode) == ("default", "exclusive_process")
     assert (first.persistence, first.mig_enabled, first.compute_capability) == (True, False, (9, 0))
@@ -370,7 +372,7 @@ def test_a_process_is_known_by_name_command_user_and_environment() -> None:
     try:
         assert procfs.alive(child.pid)
         assert child.pid in set(procfs.pids())
-        assert child.pid in procfs.children(os.getpid())
+        assert child.pid in procfs.tree(os.getpid())
         assert procfs.uid(child.pid) == os.geteuid()
         assert isinstance(procfs.started_at(child.pid), int)
         while procfs.name(child.pid) != "sleep":  # until the child has become it
