@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import select
 import socket
@@ -104,12 +103,3 @@ def stop(places: Places, names: Sequence[str]) -> None:
         processes.kill(hosts.folder(places, name) / supervisor.RECORD)
     for name in names:
         cgroups.remove(places, name)
-
-
-def reap() -> None:
-    """Collect supervisors of ours that ended while the lab command ran."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
