@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -138,3 +139,14 @@ def test_a_module_is_documented(name: str) -> None:
     assert set(documentation["attributes"]) == {"check_mode", "diff_mode", "idempotent"}
     assert yaml.safe_load(sections["EXAMPLES"])
     assert yaml.safe_load(sections["RETURN"])
+
+
+def test_what_python_leaves_beside_an_inventory_script_draws_no_warning(tmp_path: Path) -> None:
+    """`-l gpu-nodes` warns of nothing, also after a test has imported the script."""
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "hosts.yml").write_text("gpu-nodes: {hosts: {a: }}\n")
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg")}
+    command = ["ansible-inventory", "-i", str(tmp_path), "--list", "--limit", "gpu-nodes"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "WARNING" not in done.stdout + done.stderr
+    assert json.loads(done.stdout)["gpu-nodes"] == {"hosts": ["a"]}
