@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Iterator, Optional
 
 _PROC = Path("/proc")
+_CONTAINER = re.compile(
+    r"(?:^|/)(?:(?:docker|cri-containerd|crio|libpod)[-/]|lxc\.payload\.)(?P<runtime>[0-9a-zA-Z_.-]+?)(?:\.scope)?(?:/|$)"
+    r"|kubepods[^ ]*/(?P<pod>[0-9a-f]{64})(?:/|$)"
+    r"|machine\.slice/(?:systemd-nspawn@|machine-)(?P<machine>[^/]+?)\.(?:service|scope)"
+)
 
 
 def alive(pid: int) -> bool:
@@ -28,6 +34,41 @@ def _stat(pid: int) -> Optional[list[str]]:
     except OSError:
         return None
     return text.rpartition(")")[2].split()
+
+
+def state(pid: int) -> str:
+    """The kernel's letter for what the process does: R, S, D (waits and cannot be ended), T (stopped), Z (zombie) …
+
+    Empty when it is gone.
+    """
+    stat = _stat(pid)
+    return stat[0] if stat else ""
+
+
+def container(pid: int) -> Optional[str]:
+    """The container of a process by its control group: an id or a name; None where it is in none."""
+    try:
+        text = (_PROC / str(pid) / "cgroup").read_text(errors="replace")
+    except OSError:
+        return None
+    for line in text.splitlines():
+        found = _CONTAINER.search(line.partition("::")[2] or line.rpartition(":")[2])
+        if found:
+            return found["runtime"] or found["pod"] or found["machine"]
+    return None
+
+
+def namespace(pid: int, kind: str) -> Optional[str]:
+    """The name of a namespace of the process (``mnt``, ``pid``, ``ipc``, ``user``), or None where that may not be read."""
+    try:
+        return os.readlink(_PROC / str(pid) / "ns" / kind)
+    except OSError:
+        return None
+
+
+def root(pid: int) -> Path:
+    """The root directory of the process: what it sees is found below it."""
+    return _PROC / str(pid) / "root"
 
 
 def parent(pid: int) -> int:

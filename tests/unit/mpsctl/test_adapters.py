@@ -8,7 +8,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import pytest
 
@@ -368,16 +368,26 @@ def test_binaries_are_found_where_distributions_put_them(root: Path, monkeypatch
 
 
 def test_a_process_is_known_by_name_command_user_and_environment() -> None:
-    child = subprocess.Popen(["sleep", "60"], env={"CUDA_MPS_PIPE_DIRECTORY": "/run/mps/0", "EMPTY": ""})
+    child = subprocess.Popen(
+        ["cat", "-u"],
+        env={"CUDA_MPS_PIPE_DIRECTORY": "/run/mps/0", "EMPTY": ""},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     try:
+        # The kernel names a process before it has its arguments: only what the program itself
+        # sends proves that it has become the command.
+        assert child.stdin and child.stdout
+        child.stdin.write(b"x")
+        child.stdin.flush()
+        assert child.stdout.read(1) == b"x"
         assert procfs.alive(child.pid)
         assert child.pid in set(procfs.pids())
         assert child.pid in procfs.tree(os.getpid())
         assert procfs.uid(child.pid) == os.geteuid()
         assert isinstance(procfs.started_at(child.pid), int)
-        while procfs.name(child.pid) != "sleep":  # until the child has become it
-            pass
-        assert procfs.command(child.pid) == "sleep 60"
+        assert procfs.name(child.pid) == "cat"
+        assert procfs.command(child.pid) == "cat -u"
         assert procfs.environment(child.pid) == {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps/0", "EMPTY": ""}
     finally:
         child.kill()
@@ -388,6 +398,32 @@ def test_a_process_is_known_by_name_command_user_and_environment() -> None:
     assert not procfs.alive(child.pid)
 
 
+@pytest.mark.parametrize(
+    ("cgroup", "container"),
+    [
+        ("0::/system.slice/docker-4f1e.scope", "4f1e"),
+        ("0::/docker/4f1e77", "4f1e77"),
+        ("12:memory:/docker/4f1e77", "4f1e77"),
+        (f"0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-{'a' * 64}.scope", "a" * 64),
+        (f"0::/kubepods/besteffort/pod7/{'b' * 64}", "b" * 64),
+        ("0::/machine.slice/libpod-77ab.scope/container", "77ab"),
+        ("0::/machine.slice/systemd-nspawn@gpu1.service/payload", "gpu1"),
+        ("0::/lxc.payload.web/init.scope", "web"),
+        ("0::/system.slice/docker.service", None),
+        ("0::/user.slice/user-1000.slice/session-3.scope", None),
+        ("", None),
+    ],
+)
+def test_the_container_of_a_process_is_told_by_its_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cgroup: str, container: Optional[str]
+) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/cgroup").write_text(cgroup + "\n")
+    monkeypatch.setattr(procfs, "_PROC", tmp_path)
+    assert procfs.container(7) == container
+    assert procfs.container(8) is None
+
+
 def test_a_process_that_is_gone_has_nothing_to_tell() -> None:
     child = subprocess.Popen(["true"])
     child.wait()
@@ -395,3 +431,10 @@ def test_a_process_that_is_gone_has_nothing_to_tell() -> None:
     assert not procfs.alive(pid)
     assert (procfs.started_at(pid), procfs.uid(pid), procfs.environment(pid)) == (None, None, None)
     assert (procfs.name(pid), procfs.command(pid)) == ("", "")
+    assert (procfs.state(pid), procfs.namespace(pid, "mnt")) == ("", None)
+
+
+def test_a_process_shows_its_state_and_its_namespaces() -> None:
+    assert procfs.state(os.getpid()) == "R"
+    assert procfs.namespace(os.getpid(), "pid") == os.readlink("/proc/self/ns/pid")
+    assert (procfs.root(os.getpid()) / "proc/self").exists()
