@@ -59,7 +59,7 @@ def container(pid: int) -> Optional[str]:
 
 
 def namespace(pid: int, kind: str) -> Optional[str]:
-    """The name of a namespace of the process (``mnt``, ``pid``, ``ipc``, ``user``), or None where that may not be read."""
+    """The name of a namespace of the process (``mnt``, ``pid`` …), or None where that may not be read."""
     try:
         return os.readlink(_PROC / str(pid) / "ns" / kind)
     except OSError:

@@ -377,7 +377,8 @@ def test_a_process_is_known_by_name_command_user_and_environment() -> None:
     try:
         # The kernel names a process before it has its arguments: only what the program itself
         # sends proves that it has become the command.
-        assert child.stdin and child.stdout
+        assert child.stdin is not None
+        assert child.stdout is not None
         child.stdin.write(b"x")
         child.stdin.flush()
         assert child.stdout.read(1) == b"x"
