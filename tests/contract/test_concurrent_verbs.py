@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from fakes import h200
 from real_daemon import RealDaemonHost, Running, held_session
 
 PROCESS = Path(__file__).with_name("mpsctl_process.py")
@@ -37,7 +38,8 @@ def served(host: RealDaemonHost) -> tuple[RealDaemonHost, Running]:
 
 
 def mpsctl(host: RealDaemonHost, daemon: Running, verb: str) -> Said:
-    arguments = [verb, *({"status": ["0"], "apply": ["0"], "reconcile": ["--check"]}[verb]), "--json"]
+    own = {"status": ["0"], "apply": ["0"], "reconcile": ["--check"], "health": [], "env": ["0"]}
+    arguments = [verb, *own[verb], "--json"]
     request = {"format": 1, "files": [], "instances": [{"name": "0", "conf": host.places.conf("0").read_text()}]}
     done = subprocess.run(
         [sys.executable, PROCESS, host.places.root, daemon.binary, str(daemon.pid), *arguments],
@@ -57,6 +59,10 @@ def is_right(said: Said) -> bool:
         one = said.answer["instances"]["0"]
         shown = [value["shown"] for value in one["values"]]
         return said.code == 0 and bool(one["as_wished"]) and shown == ["900M", "50.0"]
+    if said.verb == "health":
+        return said.code == 0 and said.answer["instances"]["0"] == {"instance": "0", "findings": [], "actions": []}
+    if said.verb == "env":
+        return said.code == 0 and said.answer["CUDA_VISIBLE_DEVICES"] == h200(0).uuid
     if said.verb == "apply":
         return said.code == 0 and said.answer["changes"] == []
     return said.code == 0 and said.answer["error"] is None and not any("reload" in a for a in said.answer["actions"])
@@ -67,7 +73,7 @@ def names_the_holder(said: Said, holder: int) -> bool:
     return bool(re.search(rf"held by [^\"]*pid {holder} \(user", text))
 
 
-VERBS = ["status", "apply", "reconcile", "status"] * 5
+VERBS = ["status", "apply", "reconcile", "health", "env"] * 4
 
 
 def at_once(host: RealDaemonHost, daemon: Running) -> list[Said]:

@@ -31,6 +31,7 @@ _START_DEADLINE_S = 30
 _EXEC_DEADLINE_S = 5
 _POLL_S = 0.02
 _SERVER_POLL_S = 0.05
+_WITNESS_S = 3
 
 
 def apply(world: World, name: str, main_pid: Optional[int] = None) -> list[str]:
@@ -169,11 +170,41 @@ def _put_in_force(
     changes = _set_and_read(daemon, steps(wish, known), "")
     servers = control.servers(daemon)
     log = witness.of_unit(world, instance.unit) if servers else None
+    told = []
     for server in servers:
         # A server takes the defaults only when it starts; a command to it reaches clients that connect later.
         said = witness.limits(log.servers.get(server.pid) if log else None, devices)
-        changes += _set_and_read(daemon, steps(wish, known, str(server.pid), said), str(server.pid))
+        of_server = _set_and_read(daemon, steps(wish, known, str(server.pid), said), str(server.pid))
+        told += [server.pid] if of_server else []
+        changes += of_server
+    if told:
+        _hear_the_witness(world, instance, devices, wish, told)
     return changes
+
+
+def _hear_the_witness(
+    world: World, instance: Instance, devices: Sequence[str], wish: Wish, servers: Sequence[int]
+) -> None:
+    """Hold the limits that servers were told against the bytes that each wrote to its log; the getter rounds.
+
+    The line may come a moment after the answer. Where the journal has no line the getter's word stands.
+
+    :raises NotInForce: if a server's log goes on saying something else.
+    """
+    end_s = world.now_s() + _WITNESS_S
+    while True:
+        log = witness.of_unit(world, instance.unit)
+        wrong = [
+            f"memory limit of device {ordinal} (server {pid}): wished {mib} MiB, its log says {said} bytes"
+            for pid in servers
+            for ordinal, (mib, said) in enumerate(zip(wish.limits_mib, witness.limits(log.servers.get(pid), devices)))
+            if mib is not None and said is not None and said != mib << 20
+        ]
+        if not wrong:
+            return
+        if world.now_s() >= end_s:
+            raise NotInForce("; ".join(wrong))
+        world.sleep_s(_SERVER_POLL_S)
 
 
 def _set_and_read(daemon: Daemon, wished: Sequence[Step], server: str) -> list[str]:

@@ -257,6 +257,40 @@ def test_a_server_that_does_not_hold_its_limit_is_a_failure(host: Host) -> None:
         reload(host)
 
 
+@pytest.mark.parametrize("other_mib", [4096, 5120])
+def test_a_server_whose_own_log_says_another_limit_is_a_failure_whatever_its_getter_shows(
+    host: Host, other_mib: int
+) -> None:
+    """From 1 GiB on the getter shows whole GiB: 5G for 5120 and for 5500 MiB."""
+    host.wish(DeviceMemoryLimit="4G")
+    daemon = host.start()
+    daemon.start_server(9001)
+    host.wish(DeviceMemoryLimit="5500M")
+
+    def write_otherwise(server: int, device: str, limit: int) -> None:
+        daemon.write(
+            "Server", server, f"Device pinned memory limit for device {device} set to 0x{other_mib * MIB:x} bytes"
+        )
+
+    daemon._write_limit = write_otherwise  # type: ignore[method-assign]  # a server that says what it is
+    with pytest.raises(NotInForce) as caught:
+        reload(host)
+    assert str(caught.value) == (
+        f"memory limit of device 0 (server 9001): wished 5500 MiB, its log says {other_mib * MIB} bytes"
+    )
+
+
+def test_a_line_of_the_servers_log_that_comes_late_is_waited_for(host: Host) -> None:
+    host.wish(DeviceMemoryLimit="4G")
+    daemon = host.start()
+    daemon.start_server(9001)
+    host.wish(DeviceMemoryLimit="5500M")
+    really = daemon._write_limit
+    daemon._write_limit = lambda *said: host.clock.when(0.2, lambda: really(*said))  # type: ignore[method-assign]  # late
+    assert "memory limit of device 0 (server 9001): 4G -> 5500 MiB" in reload(host)
+    assert daemon.servers[9001].limits == {"0": 5500 * MIB}
+
+
 def test_the_oldest_daemon_does_not_tell_the_state_of_servers_and_is_served_all_the_same(host: Host) -> None:
     host.new_daemon = lambda pid: FakeDaemon(pid, version=535)
     host.wish(DeviceMemoryLimit="900M")
