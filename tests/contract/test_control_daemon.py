@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import re
 import signal
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Optional
+from typing import Callable, Iterator, Optional
 
 import pytest
 from hypothesis import given, settings
@@ -174,6 +176,64 @@ def test_a_client_of_the_public_directory_reaches_the_daemon_behind_it(host: Rea
     with pytest.raises(Unreachable):
         through.ask([f"get_{LIMIT}"])
     assert limit_of(daemon) == ["900M"]
+
+
+@contextmanager
+def container(public: Path, binary: Path) -> Iterator[Callable[[], str]]:
+    """What a container has: a mount namespace of its own, in which the public directory was bind-mounted elsewhere.
+
+    Yields a call that asks the daemon from inside, as a client would reach it.
+    """
+    inside = public.parent / "inside"
+    inside.mkdir()
+    script = (
+        'mount --make-rprivate / && mount --bind "$0" "$1"; echo up;'
+        'while read -r line; do echo "$line" | CUDA_MPS_PIPE_DIRECTORY="$1" "$2" 2>&1 | tr "\\n" " "; echo; done'
+    )
+    process = subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", script, str(public), str(inside), str(binary)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def ask() -> str:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"get_{LIMIT}\n")
+        process.stdin.flush()
+        return process.stdout.readline().strip()
+
+    assert process.stdout.readline() == "up\n"
+    try:
+        yield ask
+    finally:
+        process.stdin.close()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_bind_mounted_directory_is_shut_until_the_limits_are_in_force_and_outlives_a_restart(
+    host: RealDaemonHost, start: Starter
+) -> None:
+    """A container that has the public directory mounted sees the links come and go, and needs no new mount."""
+    host.wish(DeviceMemoryLimit="900M")
+    first = host.begin()
+    public = host.pipe_root / "0"
+    with container(public, start.binary) as ask:
+        first.wait_until_it_answers()
+        assert "Cannot find MPS control daemon process" in ask()
+        apply.apply(host.world, "0", first.pid)
+        assert ask() == "900M"
+        first.end()
+        pipe.close_gate(public)
+        second = host.begin()
+        second.wait_until_it_answers()
+        assert "Cannot find MPS control daemon process" in ask()
+        apply.apply(host.world, "0", second.pid)
+        assert ask() == "900M"
 
 
 def test_setters_need_the_second_link_from_550_on(host: RealDaemonHost, version: int) -> None:
