@@ -46,6 +46,7 @@ def apply(world: World, name: str, main_pid: Optional[int] = None) -> list[str]:
     instance = configuration.load(world, name)
     pid = main_pid or _main_pid(world, instance)
     running = _environment_of(world, instance, pid)
+    gid = configuration.gid_of(instance)
     daemon = world.daemon_of(name, running.pipe_directory)
     _wait_until_it_answers(world, instance, daemon, pid)
     changes: list[str] = []
@@ -67,6 +68,8 @@ def apply(world: World, name: str, main_pid: Optional[int] = None) -> list[str]:
     if not procfs.alive(pid) or started_at is None:
         raise NotReady(f"the control daemon (pid {pid}) ended while its limits were set")
     record.write(world, name, wish.recorded(pid, started_at, known.since_s if known else world.now_s()))
+    if pipe.restrict(running.pipe_directory, gid):
+        changes.append(f"who may connect: {f'the group {instance.group}' if instance.group else 'everyone'}")
     pipe.open_gate(Path(instance.pipe_directory), running.pipe_directory)
     return changes
 

@@ -61,9 +61,10 @@ def prepare(world: World, name: str) -> DaemonEnvironment:
             f" `echo quit | CUDA_MPS_PIPE_DIRECTORY={public} nvidia-cuda-mps-control`"
         )
     flags = _flags(instance)
+    gid = configuration.gid_of(instance)
     devices = _with_driver(world, instance)
     pipe.remove_private(public)
-    private = pipe.new_private(public)
+    private = pipe.new_private(public, gid)
     environment = DaemonEnvironment(private, tuple(device.uuid for device in devices), hardware.SEARCH_PATH, flags)
     files.write(environment_file(world, name), environment.as_file(), 0o600, lasting=False)
     world.say(f"prepared {private} for {', '.join(str(device) for device in devices)}")

@@ -254,6 +254,8 @@ def _wished_instances(request: Request, gpus: Sequence[Gpu]) -> tuple[list[Insta
         listed = [(str(gpu.index), request.instance_per_gpu) for gpu in gpus]
     instances = [parse_conf(text, name) for name, text in listed]
     check_gpus(instances)
+    for instance in instances:
+        configuration.gid_of(instance)
     if any(instance.multi_user for instance in instances) and hardware.multi_user_flag() is None:
         raise prepare.no_multi_user()
     owners: dict[str, str] = {}

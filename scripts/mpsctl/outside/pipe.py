@@ -7,6 +7,10 @@ finds a socket: no root client, and no container that has the public directory m
 links appear because they are relative. The server, which may run under another user, inherits the daemon's
 own path and passes through it (mode 0711).
 
+Where only a group may connect, the daemon's own directory is closed to all others (0710): systemd would undo
+another mode of the public one before every command of the unit. The daemon is a member of that group, and its
+servers keep its groups.
+
 Measured on an H200 with driver 580: a client and a command need nothing but the ``control`` link,
 setters ``control_privileged`` as well; a client that runs is not disturbed when the links go.
 """
@@ -25,14 +29,34 @@ PUBLIC_NAMES = ("control", "control_privileged")
 VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 
 
-def new_private(public: Path) -> Path:
-    """Make the daemon's own directory for one start, and the public one where it is missing."""
+def new_private(public: Path, gid: Optional[int] = None) -> Path:
+    """Make the daemon's own directory for one start, and the public one where it is missing.
+
+    ``gid`` is the one group whose members may connect beside root, or None: everyone may.
+    """
     files.make_directory(public)
     unguessable = base64.urlsafe_b64encode(os.urandom(9)).decode()[: PRIVATE_NAME_BYTES - 1]
     private = public / f".{unguessable}"
     private.mkdir()
-    private.chmod(0o711)
+    restrict(private, gid)
     return private
+
+
+def restrict(private: Path, gid: Optional[int]) -> bool:
+    """Let the members of one group in, or everyone; whether anything had to be done. Whoever is connected stays."""
+    if not is_restricted_as(private, gid):
+        os.chown(private, -1, 0 if gid is None and os.geteuid() == 0 else -1 if gid is None else gid)
+        private.chmod(0o711 if gid is None else 0o710)
+        return True
+    return False
+
+
+def is_restricted_as(private: Path, gid: Optional[int]) -> bool:
+    """Whether just the members of a group, or everyone, may pass through the daemon's own directory."""
+    about = private.stat()
+    if gid is None:
+        return about.st_mode & 0o777 == 0o711
+    return (about.st_mode & 0o777, about.st_gid) == (0o710, gid)
 
 
 def open_gate(public: Path, private: Path) -> bool:

@@ -102,6 +102,28 @@ def uid(pid: int) -> Optional[int]:
         return None
 
 
+def groups(pid: int) -> Optional[list[int]]:
+    """The ids of the process's groups, its effective one and the supplementary ones; None where that cannot be told."""
+    try:
+        text = (_PROC / str(pid) / "status").read_text(errors="replace")
+    except OSError:
+        return None
+    found = {key: value.split() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    return [int(word) for word in (found.get("Gid", [])[1:2] + found.get("Groups", [])) if word.isdigit()]
+
+
+def gid(name: str) -> Optional[int]:
+    """The id of a group of this host by its name or number, or None if it has none of that name."""
+    if name.isdigit():
+        return int(name)
+    import grp
+
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        return None
+
+
 def user(uid: int) -> Optional[str]:
     """The name of a user of this host, or None if it has none (those of a container are not this host's)."""
     import pwd

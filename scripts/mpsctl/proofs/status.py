@@ -245,6 +245,8 @@ def _look_at_daemon(
             status.restart_needed = (
                 f"the daemon serves {', '.join(running.devices)}, wished {', '.join(wished_devices)}"
             )
+        elif not _is_member(instance, pid):
+            status.restart_needed = f"the daemon is no member of the group {instance.group}, nor are its servers"
         elif hardware.serves_several_users(procfs.command(pid)) != instance.multi_user:
             status.restart_needed = (
                 f"the daemon serves {'one user' if instance.multi_user else 'several users'} at a time"
@@ -259,9 +261,29 @@ def _look_at_daemon(
         _look_at_limits(world, instance, running, gpus, private, pid, memory, status)
     except MpsctlError as error:
         status.findings.append(str(error))
+    _look_at_access(instance, private, status)
     if status.active and not status.gate_open:
         status.reload_needed = True
         status.findings.append(f"the gate is closed: no client finds the daemon on {public}")
+
+
+def _is_member(instance: Instance, pid: int) -> bool:
+    """Whether the daemon may pass its own door; True where that cannot be told."""
+    gid, groups = None if instance.group is None else procfs.gid(instance.group), procfs.groups(pid)
+    return gid is None or groups is None or gid in groups
+
+
+def _look_at_access(instance: Instance, private: Path, status: Status) -> None:
+    try:
+        gid = configuration.gid_of(instance)
+        as_wished = pipe.is_restricted_as(private, gid)
+    except (BadValue, OSError) as error:
+        status.findings.append(str(error))
+        return
+    if not as_wished:
+        wished = f"the group {instance.group}" if instance.group else "everyone"
+        status.reload_needed = True
+        status.findings.append(f"who may connect is not as wished ({wished}): {private}")
 
 
 def _look_at_limits(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Optional, Sequence
 
-from mpsctl.outside import files
+from mpsctl.outside import files, procfs
 from mpsctl.state.world import World
 from mpsctl.values import gpu as gpu_names
 from mpsctl.values.errors import BadValue
@@ -39,6 +39,19 @@ def names(world: World) -> list[str]:
 def natural(name: str) -> tuple[int, int, str]:
     """A sort key: numbers by value and before words."""
     return (0, int(name), name) if name.isascii() and name.isdigit() else (1, 0, name)
+
+
+def gid_of(instance: Instance) -> Optional[int]:
+    """The id of the one group that may connect to an instance, or None where everyone may.
+
+    :raises BadValue: if the host has no such group.
+    """
+    if instance.group is None:
+        return None
+    gid = procfs.gid(instance.group)
+    if gid is None:
+        raise _refused("Group", f"the group {instance.group!r}", "a group of this host", "make it, or name another")
+    return gid
 
 
 def resolve(instance: Instance, gpus: Sequence[Gpu]) -> tuple[Device, ...]:

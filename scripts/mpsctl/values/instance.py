@@ -25,6 +25,7 @@ VARIABLES: Mapping[str, str] = {
     "WhenDown": "mps_when_down",
     "MultiUser": "mps_multi_user",
     "ServerUser": "mps_server_user",
+    "Group": "mps_group",
     "DeviceMemoryLimit": "mps_device_memory_limit",
     "ActiveThreadPercentage": "mps_active_thread_percentage",
     "ClientPriority": "mps_client_priority",
@@ -37,7 +38,7 @@ VARIABLES: Mapping[str, str] = {
 """The role's variable behind each key of the file."""
 
 _SECTIONS: Mapping[str, Sequence[str]] = {
-    "Instance": ("GPUs", "PipeDirectory", "ComputeMode", "WhenDown", "MultiUser", "ServerUser"),
+    "Instance": ("GPUs", "PipeDirectory", "ComputeMode", "WhenDown", "MultiUser", "ServerUser", "Group"),
     "Limits": ("DeviceMemoryLimit", "ActiveThreadPercentage", "ClientPriority"),
     "Clients": ("ExpectedClients", "EscapedClients", "EscapeGraceSec"),
     "Timeouts": ("DriverTimeoutSec", "StopTimeoutSec"),
@@ -66,7 +67,8 @@ class Instance:
     ``limit`` is what one client may take on each device, ``thread_percentage`` the share of the
     multiprocessors in percent, ``client_priority`` 0 (normal) or 1 (below normal), ``expected_clients`` how
     many clients are to fit on each device. ``escaped_clients`` says what becomes of a client that shook off
-    its limit: REPORT, or TERMINATE after ``escape_grace_s`` seconds.
+    its limit: REPORT, or TERMINATE after ``escape_grace_s`` seconds. Only root and the members of ``group`` may
+    connect, or everyone where it is None.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Instance:
     when_down: str = RESTORE
     multi_user: bool = False
     server_user: Optional[str] = None
+    group: Optional[str] = None
     limit: Optional[Quantity] = None
     thread_percentage: Optional[float] = None
     client_priority: Optional[int] = None
@@ -167,6 +170,7 @@ def from_values(values: Mapping[str, str], name: str) -> Instance:
         "when_down": get("WhenDown", check_when_down),
         "multi_user": get("MultiUser", check_multi_user),
         "server_user": get("ServerUser", check_server_user),
+        "group": get("Group", check_group),
         "limit": get("DeviceMemoryLimit", quantity.parse),
         "thread_percentage": get("ActiveThreadPercentage", check_thread_percentage),
         "client_priority": get("ClientPriority", check_client_priority),
@@ -351,6 +355,16 @@ def check_server_user(value: object) -> str:
     """
     if isinstance(value, bool) or not _USER.fullmatch(str(value)):
         raise BadValue(repr(value), "a user's name or number", "write for example 1000")
+    return str(value)
+
+
+def check_group(value: object) -> str:
+    """A group by name or number; whether the host has it is seen there.
+
+    :raises BadValue: if it is neither.
+    """
+    if isinstance(value, bool) or not _USER.fullmatch(str(value)):
+        raise BadValue(repr(value), "a group's name or number", "write for example video")
     return str(value)
 
 

@@ -34,6 +34,7 @@ def host(root: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr(procfs, "name", lambda pid: table[pid].name if pid in table else "")
     monkeypatch.setattr(procfs, "command", lambda pid: table[pid].command if pid in table else "")
     monkeypatch.setattr(procfs, "uid", lambda pid: table[pid].uid if pid in table else None)
+    monkeypatch.setattr(procfs, "groups", lambda pid: table[pid].groups if pid in table else None)
     monkeypatch.setattr(procfs, "environment", lambda pid: table[pid].environment if pid in table else None)
     monkeypatch.setattr(procfs, "pids", lambda: iter(list(table)))
     monkeypatch.setattr(hardware, "binary", lambda name: Path("/usr/bin") / name)

@@ -141,6 +141,7 @@ class Process:
     environment: Optional[dict[str, str]]
     started_at: int
     uid: int = 0
+    groups: Optional[list[int]] = None
 
 
 @dataclass
@@ -438,7 +439,7 @@ class Host:
         """The text of an instance's file; keys by their names in it, None leaves one out."""
         wished = {"GPUs": "%i", "PipeDirectory": f"{self.pipe_root}/%i", **(more or {}), **values}
         sections = {
-            "Instance": ("GPUs", "PipeDirectory", "ComputeMode", "WhenDown", "MultiUser", "ServerUser"),
+            "Instance": ("GPUs", "PipeDirectory", "ComputeMode", "WhenDown", "MultiUser", "ServerUser", "Group"),
             "Limits": ("DeviceMemoryLimit", "ActiveThreadPercentage", "ClientPriority"),
             "Clients": ("ExpectedClients", "EscapedClients", "EscapeGraceSec"),
             "Timeouts": ("DriverTimeoutSec", "StopTimeoutSec"),

@@ -38,6 +38,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
         "3 clients x 50% = 150 %",
     ),
     "mode": ({"mps_compute_mode": "exclusive"}, "mps_compute_mode", "expected exclusive_process or default"),
+    "group": ({"mps_group": "no group"}, "mps_group", "a group's name or number"),
     "escaped clients": ({"mps_escaped_clients": "kill"}, "mps_escaped_clients", "report or terminate"),
     "escape grace": ({"mps_escape_grace_s": 0}, "mps_escape_grace_s", "whole seconds"),
     "timeout": ({"mps_driver_timeout_s": "soon"}, "mps_driver_timeout_s", "whole seconds"),

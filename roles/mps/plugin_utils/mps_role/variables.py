@@ -39,6 +39,7 @@ _CHECKS: Mapping[str, Callable[[Any], object]] = {
     "when_down": instances.check_when_down,
     "multi_user": instances.check_multi_user,
     "server_user": instances.check_server_user,
+    "group": instances.check_group,
     "driver_timeout_s": instances.check_timeout_s,
     "stop_timeout_s": instances.check_timeout_s,
     "escaped_clients": instances.check_escaped_clients,
