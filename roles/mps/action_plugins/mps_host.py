@@ -28,7 +28,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         task_vars = task_vars or {}
         _, arguments = self.validate_argument_spec(
             {
-                "phase": {"type": "str", "required": True, "choices": ["look", "converge"]},
+                "phase": {"type": "str", "required": True, "choices": ["look", "converge", "remove"]},
                 "program": {"type": "path", "required": True},
                 "build": {"type": "str", "required": True},
                 "program_absent": {"type": "bool", "default": False},
@@ -44,7 +44,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             refused = "\n".join(variables.together({task_vars["inventory_hostname"]: refusals}))
             return {**result, **self._not_done(arguments["phase"], refused)}
         places = {name: ansible_values.plain(self._templar.template(task_vars[name])) for name in request.PLACES}
-        wish = request.request(values, places, arguments["build"], arguments["atomic"])
+        wish = (
+            request.removal(arguments["build"])
+            if arguments["phase"] == "remove"
+            else request.request(values, places, arguments["build"], arguments["atomic"])
+        )
         answer, sent = self._ask(json.dumps(wish), places["_mps_program"], arguments, check, task_vars)
         if arguments["atomic"]:  # a package is installed by site.yml alone
             values["mps_package"] = False

@@ -16,8 +16,9 @@ options:
     description:
       - V(look) only looks and says in RV(needed) whether there is something to do.
       - V(converge) brings the host into the wished state; in check mode it looks as well.
+      - V(remove) takes everything of the project off the host; in check mode it says what would go.
     type: str
-    choices: [look, converge]
+    choices: [look, converge, remove]
     required: true
   program:
     description: The built program on the controller.

@@ -55,6 +55,8 @@ class Request:
     instances: tuple[tuple[str, str], ...]
     instance_per_gpu: Optional[str] = None
     atomic: bool = False
+    remove: bool = False
+    """everything of ours is to go instead"""
     units: tuple[str, ...] = ()
     """units beside the instances' own that are to be enabled and active, such as timers"""
 
@@ -72,7 +74,8 @@ class Request:
             template = data.get("instance_per_gpu")
             units = tuple(str(name) for name in data.get("units") or ())
             per_gpu = None if template is None else str(template)
-            return cls(listed, instances, per_gpu, data.get("atomic") is True, units)
+            atomic, remove = data.get("atomic") is True, data.get("remove") is True
+            return cls(listed, instances, per_gpu, atomic, remove, units)
         except (KeyError, TypeError, ValueError):
             raise BadValue(
                 "a request that is not of format 1",
@@ -160,6 +163,10 @@ def reconcile(world: World, request: Request, check: bool, program: Optional[Pat
     Everything that goes wrong stands in the answer: ``refused`` (nothing was changed), ``missing`` (the
     daemon is not installed; nothing was changed), ``error`` (what could not be brought about).
     """
+    if request.remove:
+        from mpsctl.acts import remove  # seldom needed
+
+        return remove.remove(world, check)
     answer = Answer(check=check, host={**hardware.os_release(), "driver_version": hardware.driver_version()})
     answer.missing = _missing()
     try:
@@ -377,33 +384,33 @@ def _describe(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) ->
         _describe_program(world, plan.program, answer)
     for file in plan.files:
         answer.actions.append(f"write {file.path}")
-        _add_diff(answer, str(file.path), files.read_text(file.path), file.content)
+        add_diff(answer, str(file.path), files.read_text(file.path), file.content)
     for name in plan.leftovers:
         if name not in plan.waiting:
-            _describe_leftover(world, name, plan.statuses[name], answer)
+            describe_leftover(world, name, plan.statuses[name], answer)
     for unit in plan.to_enable():
-        _describe_state(answer, f"enable {unit}", unit, "not started at boot", "started at boot")
+        describe_state(answer, f"enable {unit}", unit, "not started at boot", "started at boot")
     for instance in plan.to_start():
         if instance.name in plan.waiting:
             continue
         state = str(plan.statuses[instance.name].unit["active_state"])
-        _describe_state(answer, f"start {instance.unit}", instance.unit, state, "active")
+        describe_state(answer, f"start {instance.unit}", instance.unit, state, "active")
     for unit in plan.units_to_start():
         state = str(plan.units[unit].get("ActiveState", "unknown"))
-        _describe_state(answer, f"start {unit}", unit, state, "active")
+        describe_state(answer, f"start {unit}", unit, state, "active")
     for unit in plan.units_to_restart():
-        _describe_state(answer, f"restart {unit}: its file has changed", unit, "as before", "as its file says")
+        describe_state(answer, f"restart {unit}: its file has changed", unit, "as before", "as its file says")
     for instance in plan.to_restart():
         if instance.name not in plan.waiting:
             why = str(plan.statuses[instance.name].restart_needed)
-            _describe_state(answer, f"restart {instance.unit}: {why}", instance.unit, why, "restarted")
+            describe_state(answer, f"restart {instance.unit}: {why}", instance.unit, why, "restarted")
     for instance in plan.to_reload():
         findings = "; ".join(plan.statuses[instance.name].own_findings)
-        _describe_state(answer, f"reload {instance.unit}: {findings}", instance.unit, findings, "in force")
+        describe_state(answer, f"reload {instance.unit}: {findings}", instance.unit, findings, "in force")
     if not plan.files and _stale(plan):
-        _describe_state(answer, "reload systemd's units", "systemd", "older units loaded", "units as on disk")
+        describe_state(answer, "reload systemd's units", "systemd", "older units loaded", "units as on disk")
     for name, (why, clients) in plan.waiting.items():
-        _hold_back(answer, name, why, clients)
+        hold_back(answer, name, why, clients)
     if answer.missing and answer.actions:
         answer.warnings.append(
             f"{answer.missing['what']} is not installed yet: the unit is shown with its usual path {USUAL_DAEMON}"
@@ -425,26 +432,26 @@ def _describe(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) ->
 def _describe_program(world: World, program: Path, answer: Answer) -> None:
     installed = world.places.program
     answer.actions.append(f"install {installed}")
-    _add_diff(answer, str(installed), _digest(installed), _digest(program))
+    add_diff(answer, str(installed), _digest(installed), _digest(program))
 
 
 def _digest(path: Path) -> str:
     return f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}\n" if path.exists() else ""
 
 
-def _describe_leftover(world: World, name: str, status: Status, answer: Answer) -> None:
+def describe_leftover(world: World, name: str, status: Status, answer: Answer) -> None:
     unit = str(status.unit.get("name", f"mps-control@{name}.service"))
-    _describe_state(answer, f"stop and remove {unit}", unit, str(status.unit.get("active_state", "unknown")), "absent")
+    describe_state(answer, f"stop and remove {unit}", unit, str(status.unit.get("active_state", "unknown")), "absent")
     path = world.places.conf(name)
-    _add_diff(answer, str(path), files.read_text(path) or "", None)
+    add_diff(answer, str(path), files.read_text(path) or "", None)
 
 
-def _describe_state(answer: Answer, action: str, what: str, before: str, after: str) -> None:
+def describe_state(answer: Answer, action: str, what: str, before: str, after: str) -> None:
     answer.actions.append(action)
-    _add_diff(answer, what, f"{before}\n", f"{after}\n")
+    add_diff(answer, what, f"{before}\n", f"{after}\n")
 
 
-def _add_diff(answer: Answer, what: str, before: Optional[str], after: Optional[str]) -> None:
+def add_diff(answer: Answer, what: str, before: Optional[str], after: Optional[str]) -> None:
     """None stands for a file that is not there."""
     answer.diff.append(
         {
@@ -456,7 +463,7 @@ def _add_diff(answer: Answer, what: str, before: Optional[str], after: Optional[
     )
 
 
-def _hold_back(answer: Answer, name: str, why: str, clients: Sequence[int]) -> None:
+def hold_back(answer: Answer, name: str, why: str, clients: Sequence[int]) -> None:
     """A restart would end these clients: it waits until they are gone, or the operator ends them."""
     answer.pending.append(
         {
@@ -481,7 +488,7 @@ def _carry_out(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) -
         systemd.ensure(world.systemd.act("daemon-reload"), "systemctl daemon-reload")
     for name in plan.leftovers:
         if name not in plan.waiting:
-            _remove(world, name)
+            remove_instance(world, name)
     problems += [
         world.systemd.act(verb, units)
         for verb, units in (
@@ -495,7 +502,7 @@ def _carry_out(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) -
     _read_back(world, plan, answer, [problem for problem in problems if problem])
 
 
-def _remove(world: World, name: str) -> None:
+def remove_instance(world: World, name: str) -> None:
     """Stop an instance that is no longer wished; its own stop path brings the compute mode back."""
     unit = f"mps-control@{name}.service"
     systemd.ensure(world.systemd.act("disable", [unit]), f"systemctl disable {unit}")

@@ -15,7 +15,7 @@ from mpsctl.values.errors import BadValue, MpsctlError, NotReady
 EXIT_CODES = """\
 exit codes:
   0  done; with status: everything is as wished
-  1  status: something is not as wished; condition: this host is skipped; reconcile: not brought about;
+  1  status: something is not as wished; condition: this host is skipped; reconcile, remove: not brought about;
      health: something is amiss
   2  a value or the command line is refused, nothing was changed
   3  something outside is not ready: driver, GPU, control daemon
@@ -130,6 +130,10 @@ def _parser() -> argparse.ArgumentParser:
     _name_one(condition)
     reconcile = verb("reconcile", _reconcile, "bring this host into the state that a request on standard input wishes")
     reconcile.add_argument("--check", action="store_true", help="only say what would be done")
+    remove = verb(
+        "remove", _remove, "take everything of ours off this host: daemons, compute modes, files, this program"
+    )
+    remove.add_argument("--check", action="store_true", help="only say what would be done")
     _fitting_verbs(verb)
     return parser
 
@@ -351,6 +355,22 @@ def _reconcile(options: argparse.Namespace) -> int:
     answer = reconcile.reconcile(world, request, options.check, reconcile.own_file())
     _print_json({"program_differs": False, **answer.as_json()})
     return 1 if answer.error or answer.refused or answer.missing else 0
+
+
+def _remove(options: argparse.Namespace) -> int:
+    from mpsctl.acts import remove
+
+    answer = remove.remove(_acting_world(options), options.check)
+    if options.json:
+        _print_json(answer.as_json())
+    else:
+        for line in [*answer.actions, *(f"warning: {warning}" for warning in answer.warnings)]:
+            print(f"would {line}" if options.check and line in answer.actions else line)
+        if answer.error:
+            print(f"mpsctl remove: {answer.error}", file=sys.stderr)
+        elif not answer.changed:
+            print("nothing of ours is on this host")
+    return 1 if answer.error else 0
 
 
 def _keep_bytecode(world: Any) -> None:

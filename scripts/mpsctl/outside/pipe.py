@@ -103,20 +103,31 @@ def _is_private(path: Path) -> bool:
     )
 
 
-def remove_private(public: Path, keep: Optional[Path] = None) -> None:
-    """Remove the directories of earlier starts. Only ours: their names have our form."""
+def remove_private(public: Path) -> None:
+    """Remove the directories of earlier starts. Only ours: their names have our form; and none that is served.
+
+    A daemon whose directory is gone lives on, answers nobody and keeps its GPU, and its lock no longer keeps a second
+    one away (control daemon 550).
+    """
     import shutil
 
-    for directory in private_directories(public):
-        if directory != keep:
+    directories = private_directories(public)
+    served = _served(public).values() if directories else ()
+    for directory in directories:
+        if directory not in served:
             shutil.rmtree(directory, ignore_errors=True)
 
 
 def daemons_on(public: Path) -> list[int]:
     """Control daemons that serve this directory or one inside it, by their environment, never by a title."""
-    found = []
+    return list(_served(public))
+
+
+def _served(public: Path) -> dict[int, Path]:
+    """The directory that each of these daemons serves, by its process id."""
+    found = {}
     for pid in daemon.processes(front_ends=False):
         served = (procfs.environment(pid) or {}).get(VARIABLE, "")
         if served and (Path(served) == public or public in Path(served).parents):
-            found.append(pid)
+            found[pid] = Path(served)
     return found

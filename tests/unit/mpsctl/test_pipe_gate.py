@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fakes import Host
-from mpsctl.outside import files, pipe
+from mpsctl.outside import files, pipe, procfs
 from mpsctl.values.instance import PRIVATE_NAME_BYTES
 
 
@@ -93,13 +93,17 @@ def test_names_differ_and_have_the_length_that_the_paths_limit_counts_on(public:
     assert {len(name.encode()) for name in names} == {PRIVATE_NAME_BYTES}
 
 
-def test_only_directories_with_a_name_of_our_form_are_removed(public: Path) -> None:
+def test_only_directories_with_a_name_of_our_form_that_no_daemon_serves_are_removed(
+    public: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours, kept = pipe.new_private(public), pipe.new_private(public)
+    monkeypatch.setattr(pipe.daemon, "processes", lambda front_ends: iter([77]))
+    monkeypatch.setattr(procfs, "environment", lambda pid: {pipe.VARIABLE: str(kept)})
     for name in (".short", "visible12345", ".a-longer-name-than-ours"):
         (public / name).mkdir()
     (public / ".file1234567").write_text("")
     (public / ".link1234567").symlink_to("/")
-    pipe.remove_private(public, keep=kept)
+    pipe.remove_private(public)
     assert not ours.exists()
     assert {path.name for path in public.iterdir()} == {
         kept.name,

@@ -60,6 +60,11 @@ def request(values: Mapping[str, Any], places: Mapping[str, str], build: str, at
     }
 
 
+def removal(build: str) -> dict[str, Any]:
+    """The request to take everything of the project off a host."""
+    return {"format": FORMAT, "build": build, "files": [], "instances": [], "remove": True}
+
+
 def _conf(values: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
     instance = {key: entry[key] if key in entry else values[PREFIX + key] for key in OVERRIDES}
     instance["gpus"] = [str(gpu) for gpu in entry["gpus"]]

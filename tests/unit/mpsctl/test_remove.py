@@ -1,0 +1,204 @@
+"""remove: everything of ours goes, nothing else does, and a GPU is never left worse than found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Optional
+
+import pytest
+
+from fakes import Host, h200
+from mpsctl.acts import reconcile, remove
+from mpsctl.acts.reconcile import FINGERPRINT, Answer
+from mpsctl.outside import hardware
+from mpsctl.values.gpu import DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED
+
+UNITS = ("mps-control@.service", "mps-health.service", "mps-health.timer")
+
+
+@pytest.fixture
+def installed(host: Host) -> Host:
+    """Two instances at work, the shared units, the program and its cache."""
+    host.nvml.all[1] = h200(1, compute_mode=EXCLUSIVE_PROCESS)  # as its administrator had it before us
+    for name in UNITS:
+        path = host.places.units / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{FINGERPRINT}: written by the role\n")
+    for path in (host.places.program, host.places.cache / "mpsctl-1.zip"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("a program")
+    for name in ("0", "1"):
+        host.wish(name, ComputeMode=EXCLUSIVE_PROCESS, DeviceMemoryLimit="4G")
+        host.start(name)
+        host.systemd.unit(f"mps-control@{name}.service").enabled = True
+    return host
+
+
+def run(host: Host, check: bool = False) -> Answer:
+    return remove.remove(host.world, check)
+
+
+def left(host: Host) -> list[str]:
+    """Every file under the host's root."""
+    return sorted(str(path.relative_to(host.places.root)) for path in host.places.root.rglob("*") if not path.is_dir())
+
+
+def test_nothing_of_ours_stays_and_modes_are_what_they_were_before_us(installed: Host) -> None:
+    answer = run(installed)
+    assert (answer.error, answer.changed, answer.pending) == (None, True, [])
+    assert left(installed) == []
+    assert not (installed.places.root / "etc/mps").exists()
+    assert not installed.pipe_root.exists()
+    assert [installed.nvml.gpu(index).compute_mode for index in (0, 1)] == [DEFAULT, EXCLUSIVE_PROCESS]
+    assert not any(unit.enabled or unit.main_pid for unit in installed.systemd.units.values())
+
+
+def test_a_second_run_finds_nothing_and_does_nothing(installed: Host) -> None:
+    run(installed)
+    done = list(installed.systemd.acts)
+    answer = run(installed)
+    assert (answer.error, answer.changed, answer.actions, answer.diff) == (None, False, [], [])
+    assert installed.systemd.acts == done
+
+
+def test_check_says_all_of_it_and_changes_nothing(installed: Host) -> None:
+    before = installed.snapshot()
+    answer = run(installed, check=True)
+    assert answer.changed
+    assert installed.snapshot() == before
+    assert installed.systemd.acts == []
+    assert answer.actions[:2] == [f"stop and remove mps-control@{name}.service" for name in ("0", "1")]
+    done = [line for line in run(installed).actions if not line.startswith("bring back")]
+    assert [line for line in answer.actions if not line.startswith("bring back")] == done
+    assert [entry["after_header"] for entry in answer.diff if "(absent)" in entry["after_header"]] == [
+        f"{path} (absent)"
+        for path in [
+            *(installed.places.conf(name) for name in ("0", "1")),
+            *(installed.places.units / name for name in UNITS[:1] + UNITS[:0:-1]),
+        ]
+    ]
+
+
+def test_an_instance_with_clients_stays_and_so_does_what_it_needs(installed: Host) -> None:
+    client = installed.client(4242)
+    installed.running("1").start_server(9001, [client])
+    answer = run(installed)
+    assert answer.error is not None
+    assert "1 (1 clients)" in answer.error
+    assert [(entry["instance"], entry["clients"][0]["pid"]) for entry in answer.pending] == [("1", client)]
+    assert client in installed.processes
+    assert not installed.places.conf("0").exists()
+    assert installed.places.conf("1").exists()
+    assert installed.places.program.exists()
+    assert (installed.places.units / UNITS[0]).exists()
+    assert installed.gate_is_open("1")
+    assert installed.nvml.gpu(0).compute_mode == DEFAULT
+    installed.running("1").leave(9001, client)
+    assert run(installed).error is None
+    assert left(installed) == []
+
+
+def test_what_is_not_ours_stays_and_is_named(installed: Host) -> None:
+    others = {
+        installed.places.conf("hand"): "[Instance]\nGPUs=3\n",
+        installed.places.units / UNITS[2]: "[Timer]\n",
+        installed.pipe_root / "elsewhere": "a file of somebody else",
+    }
+    for path, text in others.items():
+        path.write_text(text)
+    answer = run(installed)
+    assert answer.error is None
+    assert left(installed) == sorted(str(path.relative_to(installed.places.root)) for path in others)
+    assert sorted(answer.warnings) == sorted(
+        f"{path} is not ours and stays" for path in others if path.parent != installed.pipe_root
+    )
+
+
+def test_a_run_that_was_cut_off_is_finished_by_the_next(installed: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut off before each of its steps in systemd in turn."""
+    for nth in range(20):
+        really, calls = installed.systemd.act, [0]
+
+        def act(verb: str, units: tuple[str, ...] = ()) -> Optional[str]:
+            calls[0] += 1  # noqa: B023 (used within this round)
+            if calls[0] > nth:  # noqa: B023
+                raise KeyboardInterrupt
+            return really(verb, units)  # noqa: B023
+
+        with monkeypatch.context() as patch:
+            patch.setattr(installed.systemd, "act", act)
+            try:
+                run(installed)
+                break
+            except KeyboardInterrupt:
+                pass
+    else:
+        pytest.fail("it never came to its end")
+    assert run(installed).error is None
+    assert left(installed) == []
+    assert [installed.nvml.gpu(index).compute_mode for index in (0, 1)] == [DEFAULT, EXCLUSIVE_PROCESS]
+
+
+def test_a_gpu_that_was_closed_while_mps_is_down_is_opened(installed: Host) -> None:
+    installed.wish("0", ComputeMode=EXCLUSIVE_PROCESS, WhenDown=PROHIBITED, ServerUser="root")
+    installed.stop("0")
+    assert installed.nvml.gpu(0).compute_mode == PROHIBITED
+    assert run(installed).error is None
+    assert installed.nvml.gpu(0).compute_mode == DEFAULT
+
+
+def test_the_mode_of_a_gpu_that_no_instance_has_any_more_is_brought_back(installed: Host) -> None:
+    installed.stop("0")
+    installed.places.conf("0").unlink()
+    installed.nvml.all[0] = replace(installed.nvml.gpu(0), compute_mode=EXCLUSIVE_PROCESS)
+    run(installed)
+    assert installed.nvml.gpu(0).compute_mode == DEFAULT
+
+
+def test_an_instance_that_would_start_at_boot_without_a_file_goes_too(installed: Host) -> None:
+    wants = installed.places.units / "multi-user.target.wants"
+    wants.mkdir()
+    (wants / "mps-control@gone.service").symlink_to("../mps-control@.service")
+    run(installed)
+    assert "disable mps-control@gone.service" in installed.systemd.acts
+
+
+def test_with_a_driver_that_does_not_answer_nothing_is_removed_or_the_modes_would_be_lost(
+    installed: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = left(installed)
+    installed.nvml.driver_up = False
+    answer = run(installed)
+    assert answer.error is not None
+    assert answer.error.startswith("the compute modes cannot be brought back, so nothing was removed")
+    assert left(installed) == before
+    # A driver that is not loaded has no modes: it forgets them.
+    monkeypatch.setattr(hardware, "driver_version", lambda: None)
+    assert run(installed).error is None
+    assert left(installed) == []
+
+
+def test_what_does_not_go_is_an_error(installed: Host) -> None:
+    installed.systemd.fails["stop"] = "Job failed"
+    answer = run(installed)
+    assert answer.error is not None
+    assert "systemctl stop" in answer.error
+
+
+def test_a_request_to_remove_goes_the_way_of_every_request(installed: Host) -> None:
+    request = reconcile.Request.from_json({"format": 1, "files": [], "instances": [], "remove": True})
+    assert reconcile.reconcile(installed.world, request, check=False).changed
+    assert left(installed) == []
+
+
+def test_a_bare_host_needs_nothing(host: Host) -> None:
+    assert not run(host).changed
+
+
+def test_a_directory_that_another_daemon_serves_is_left(installed: Host) -> None:
+    public = installed.pipe_root / "0"
+    private = public / ".abcdefghijk"
+    private.mkdir()
+    installed.launch({"CUDA_MPS_PIPE_DIRECTORY": str(private)})
+    run(installed)
+    assert private.is_dir()
