@@ -14,17 +14,18 @@ PROJECT = Path(__file__).resolve().parents[2]
 LIMIT_MIB = 4096
 
 
-def _lab_hosts() -> list[str]:
+def _lab_hosts() -> dict[str, dict[str, Any]]:
+    """What the lab says of each of this run's hosts, by name."""
     done = subprocess.run([PROJECT / "lab/lab", "list", "--json"], capture_output=True, text=True, check=True)
     prefix = os.environ["MPS_LAB_PREFIX"]
-    return sorted(host["name"] for host in json.loads(done.stdout) if host["name"].startswith(prefix))
+    return {host["name"]: host for host in json.loads(done.stdout) if host["name"].startswith(prefix)}
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """A run on no hosts, or on fewer than were booted, is a failure."""
     tried = {name for item in session.items if (name := _host_of(item))}
     booted = set(_lab_hosts())
-    if not booted or not booted <= tried:
+    if not booted or not set(booted) <= tried:
         pytest.exit(f"the tests would run on {sorted(tried)}, expected every host of the lab: {sorted(booted)}", 3)
 
 
@@ -32,6 +33,12 @@ def _host_of(item: pytest.Item) -> str | None:
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     host = parameters.get("_testinfra_host")
     return str(host.backend.host) if host else None
+
+
+@pytest.fixture
+def control_daemon(host: Any) -> int:
+    """The branch of the host's control daemon: 535, 550 or 555."""
+    return int(_lab_hosts()[str(host.backend.host)]["daemon"])
 
 
 @pytest.fixture

@@ -55,10 +55,10 @@ class Request:
     instances: tuple[tuple[str, str], ...]
     instance_per_gpu: Optional[str] = None
     atomic: bool = False
-    remove: bool = False
-    """everything of ours is to go instead"""
     units: tuple[str, ...] = ()
     """units beside the instances' own that are to be enabled and active, such as timers"""
+    remove: bool = False
+    """everything of ours is to go instead"""
 
     @classmethod
     def from_json(cls, data: Any) -> Request:
@@ -75,7 +75,7 @@ class Request:
             units = tuple(str(name) for name in data.get("units") or ())
             per_gpu = None if template is None else str(template)
             atomic, remove = data.get("atomic") is True, data.get("remove") is True
-            return cls(listed, instances, per_gpu, atomic, remove, units)
+            return cls(listed, instances, per_gpu, atomic, units, remove)
         except (KeyError, TypeError, ValueError):
             raise BadValue(
                 "a request that is not of format 1",

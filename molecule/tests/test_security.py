@@ -1,0 +1,107 @@
+"""What docs/security.md says of local users, tried on every host; and how far the units are sandboxed."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import pytest
+
+testinfra_hosts = ["ansible://gpu-nodes"]
+
+EXPOSURE = {"mps-control@0.service": 4.5, "mps-health.service": 4.0}
+"""The most that `systemd-analyze security` may find, of 10."""
+
+PIPE = "/run/nvidia-mps/0"
+GUARDED_SINCE = 550
+"""The first control daemon that lets nobody but root and its own user change limits."""
+
+
+@pytest.fixture
+def somebody(host: Any) -> Callable[..., Any]:
+    """Runs a command as a local user without any privilege, in one more group if that is named."""
+
+    def run(command: str, group: str = "nogroup") -> Any:
+        return host.run(f"setpriv --reuid=nobody --regid=nogroup --groups={group} sh -c %s", f"cd /; {command}")
+
+    return run
+
+
+@pytest.mark.parametrize("unit", EXPOSURE)
+def test_a_unit_is_exposed_no_further_than_it_was(host: Any, unit: str) -> None:
+    found = host.run(f"systemd-analyze security --no-pager --threshold={int(EXPOSURE[unit] * 10)} {unit}")
+    assert found.rc == 0, found.stdout.splitlines()[-1]
+
+
+def test_the_daemon_runs_without_what_it_never_needs(host: Any) -> None:
+    pid = host.service("mps-control@0").systemd_properties["MainPID"]
+    status = dict(line.split(":\t", 1) for line in host.file(f"/proc/{pid}/status").content_string.splitlines())
+    assert status["NoNewPrivs"] == "1"
+    assert status["Seccomp"] == "2"
+    capabilities = int(status["CapBnd"], 16)
+    net_admin, net_raw, sys_module, sys_rawio, sys_boot, mac_admin = 12, 13, 16, 17, 22, 33
+    for number in (net_admin, net_raw, sys_module, sys_rawio, sys_boot, mac_admin):
+        assert not capabilities >> number & 1, number
+
+
+@pytest.mark.parametrize("path", [PIPE, "/run/nvidia-mps", "/etc/mps", "/etc/mps/0.conf", "/usr/local/bin/mpsctl"])
+def test_a_local_user_cannot_put_anything_in_our_place(somebody: Callable[..., Any], path: str) -> None:
+    assert somebody(f"test -w {path}").rc != 0
+    assert somebody(f"mv {path} {path}.away").rc != 0
+    assert somebody(f"ln -sfn /tmp/mine {PIPE}/control").rc != 0
+
+
+@pytest.mark.parametrize("path", ["/run/mps-fleet/0/daemon.env", "/run/mps-fleet/0/session.lock"])
+def test_a_local_user_cannot_read_or_hold_what_is_ours_alone(
+    host: Any, somebody: Callable[..., Any], path: str
+) -> None:
+    assert host.file(path).exists
+    assert somebody(f"cat {path}").rc != 0
+    assert somebody(f"flock --nonblock {path} true").rc != 0
+
+
+def test_a_local_user_can_neither_end_nor_stop_the_daemon(
+    host: Any, somebody: Callable[..., Any], ask: Callable[[str, str], str]
+) -> None:
+    pid = host.service("mps-control@0").systemd_properties["MainPID"]
+    for signal in ("TERM", "STOP", "KILL"):
+        assert somebody(f"kill -{signal} {pid}").rc != 0
+    somebody(f"echo quit | CUDA_MPS_PIPE_DIRECTORY={PIPE} nvidia-cuda-mps-control")
+    assert host.service("mps-control@0").systemd_properties["MainPID"] == pid
+    assert ask("0", "get_default_active_thread_percentage") == "50.0"
+
+
+def test_a_limit_that_a_local_user_could_change_is_found_and_one_that_he_could_not_holds(
+    host: Any, somebody: Callable[..., Any], ask: Callable[[str, str], str], control_daemon: int
+) -> None:
+    somebody(f"echo set_default_device_pinned_mem_limit 0 20M | CUDA_MPS_PIPE_DIRECTORY={PIPE} nvidia-cuda-mps-control")
+    if control_daemon >= GUARDED_SINCE:
+        assert ask("0", "get_default_device_pinned_mem_limit 0") == "4G"
+        return
+    assert ask("0", "get_default_device_pinned_mem_limit 0") == "20M"
+    assert host.run("mpsctl status 0").rc == 1
+    assert host.run("systemctl reload mps-control@0").rc == 0
+    assert ask("0", "get_default_device_pinned_mem_limit 0") == "4G"
+
+
+def test_who_names_no_instance_gets_none(somebody: Callable[..., Any]) -> None:
+    """The default directory of CUDA leads nowhere: nobody becomes a client without having asked for it."""
+    said = somebody("echo get_default_active_thread_percentage | nvidia-cuda-mps-control 2>&1")
+    assert "Cannot find MPS control daemon process" in said.stdout
+
+
+def test_with_a_group_only_its_members_get_to_the_daemon(host: Any, somebody: Callable[..., Any]) -> None:
+    ask = f"echo get_default_active_thread_percentage | CUDA_MPS_PIPE_DIRECTORY={PIPE} nvidia-cuda-mps-control 2>&1"
+    drop_in = "/run/systemd/system/mps-control@0.service.d/group.conf"
+    host.run(f"install -D /dev/null {drop_in}; printf '[Service]\\nSupplementaryGroups=video\\n' > {drop_in}")
+    conf = host.file("/etc/mps/0.conf").content_string
+    assert host.run("sed -i '/^PipeDirectory/a Group=video' /etc/mps/0.conf && systemctl daemon-reload").rc == 0
+    try:
+        assert host.run("systemctl restart mps-control@0").rc == 0
+        assert "Cannot find MPS control daemon process" in somebody(ask).stdout
+        assert somebody(ask, "video").stdout.strip() == "50.0"
+        assert host.run("mpsctl status 0").rc == 0
+    finally:
+        host.run(f"rm {drop_in}; sed -i '/^Group=video$/d' /etc/mps/0.conf; systemctl daemon-reload")
+        host.run("systemctl restart mps-control@0")
+    assert host.file("/etc/mps/0.conf").content_string == conf
+    assert host.run("mpsctl status 0").rc == 0
