@@ -21,22 +21,26 @@ from mps_role import ansible_values, courier, packages, request, rollout, variab
 
 class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no types
     _supports_check_mode = True
-    _VALID_ARGS = frozenset(("phase", "program", "build", "program_absent", "atomic"))
+    _VALID_ARGS = frozenset(("phase", "program", "build", "program_absent", "atomic", "witness"))
 
     def run(self, tmp: Optional[str] = None, task_vars: Optional[dict[str, Any]] = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
         task_vars = task_vars or {}
         _, arguments = self.validate_argument_spec(
             {
-                "phase": {"type": "str", "required": True, "choices": ["look", "converge", "remove"]},
+                "phase": {"type": "str", "required": True, "choices": ["look", "converge", "remove", "verify"]},
                 "program": {"type": "path", "required": True},
                 "build": {"type": "str", "required": True},
                 "program_absent": {"type": "bool", "default": False},
                 "atomic": {"type": "bool", "default": False},
+                "witness": {"type": "bool", "default": False},
             }
         )
         check_mode = bool(self._task.check_mode)
         check = check_mode or arguments["phase"] == "look"
+        if arguments["phase"] == "verify":
+            program = ansible_values.plain(self._templar.template(task_vars["_mps_program"]))
+            return {**result, **self._verify(arguments, program, task_vars)}
         values, refusals = ansible_values.of(task_vars, self._templar.template)
         # mps_validate has seen the inventory's variables; those of a play or of a task are seen here alone.
         refusals = [*refusals, *variables.unknown(task_vars), *variables.problems(values)]
@@ -65,24 +69,40 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
     ) -> tuple[dict[str, Any], bool]:
         """The answer of the installed program, or of ours where the host has none, or another; and whether sent."""
         python = self._python(task_vars)
+        words = courier.reconcile(check)
         if not arguments["program_absent"]:
-            done = self._run_there(courier.command(installed, python, check), wish.encode())
+            done = self._run_there(courier.command(installed, python, words), wish.encode())
             answer = courier.answer(done["stdout"])
             if answer is not None and not answer.get("program_differs"):
                 return answer, False
-        program = Path(arguments["program"]).read_bytes()
-        temporary = str(self.get_shell_option("remote_tmp", default="~/.ansible/tmp"))
-        command = courier.carrying_command(len(program), temporary, python, check)
-        done = self._run_there(command, program + wish.encode())
-        answer = courier.answer(done["stdout"])
-        if answer is None:
-            raise AnsibleActionFail(courier.silence(done, python))
+        answer = self._send(wish, arguments["program"], python, words)
         if answer.get("program_differs"):
             raise AnsibleActionFail(
                 f"found build {answer.get('build')} in {arguments['program']}, expected {arguments['build']};"
                 " run the playbook again"
             )
         return answer, True
+
+    def _send(self, wish: str, program_file: str, python: str, words: list[str]) -> dict[str, Any]:
+        """The answer of our own program, which travels with the request."""
+        program = Path(program_file).read_bytes()
+        temporary = str(self.get_shell_option("remote_tmp", default="~/.ansible/tmp"))
+        command = courier.carrying_command(len(program), temporary, python, words)
+        done = self._run_there(command, program + wish.encode())
+        answer = courier.answer(done["stdout"])
+        if answer is None:
+            raise AnsibleActionFail(courier.silence(done, python))
+        return answer
+
+    def _verify(self, arguments: dict[str, Any], installed: str, task_vars: dict[str, Any]) -> dict[str, Any]:
+        """What `mpsctl verify` finds, by the installed program, or by ours where there is none that knows the verb."""
+        words = ["verify", "--json", *(["--witness"] if arguments["witness"] else [])]
+        python = self._python(task_vars)
+        answer = courier.answer(self._run_there(courier.command(installed, python, words), b"")["stdout"])
+        carried = answer is None or "instances" not in answer
+        if answer is None or carried:
+            answer = self._send("", arguments["program"], python, words)
+        return {"changed": False, "verified": answer, "program_installed": not carried}
 
     def _run_there(self, command: str, data: bytes) -> dict[str, Any]:
         environment = self._compute_environment_string()

@@ -17,8 +17,9 @@ options:
       - V(look) only looks and says in RV(needed) whether there is something to do.
       - V(converge) brings the host into the wished state; in check mode it looks as well.
       - V(remove) takes everything of the project off the host; in check mode it says what would go.
+      - V(verify) runs C(mpsctl verify) and hands back what it found; no finding fails the task.
     type: str
-    choices: [look, converge, remove]
+    choices: [look, converge, remove, verify]
     required: true
   program:
     description: The built program on the controller.
@@ -30,6 +31,10 @@ options:
     required: true
   program_absent:
     description: Whether it is known that the host lacks this build, which saves asking.
+    type: bool
+    default: false
+  witness:
+    description: Whether V(verify) also starts real CUDA clients as witnesses.
     type: bool
     default: false
   atomic:

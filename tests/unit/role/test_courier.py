@@ -31,7 +31,7 @@ def test_an_error_is_an_answer() -> None:
 
 def _carry(tmp_path: Path, program: bytes, request: bytes) -> subprocess.CompletedProcess[bytes]:
     base = tmp_path / "remote tmp"
-    command = courier.carrying_command(len(program), str(base), sys.executable, True)
+    command = courier.carrying_command(len(program), str(base), sys.executable, courier.reconcile(check=True))
     done = subprocess.run(["/bin/sh", "-c", command], input=program + request, capture_output=True, check=False)
     assert list(base.iterdir()) == []
     assert base.stat().st_mode & 0o777 == 0o700
@@ -47,7 +47,7 @@ def test_the_program_takes_its_bytes_and_leaves_the_request(tmp_path: Path) -> N
 
 def test_a_program_that_does_not_arrive_whole_is_not_run(tmp_path: Path) -> None:
     base = tmp_path / "tmp"
-    command = courier.carrying_command(100, str(base), sys.executable, True)
+    command = courier.carrying_command(100, str(base), sys.executable, courier.reconcile(check=True))
     done = subprocess.run(["/bin/sh", "-c", command], input=b"print(1)", capture_output=True, check=False)
     assert done.returncode == 1
     assert b"did not arrive whole" in done.stderr
@@ -55,5 +55,5 @@ def test_a_program_that_does_not_arrive_whole_is_not_run(tmp_path: Path) -> None
 
 
 def test_the_command_for_a_host_without_the_program(tmp_path: Path) -> None:
-    command = courier.command(str(tmp_path / "mpsctl"), sys.executable, check=True)
+    command = courier.command(str(tmp_path / "mpsctl"), sys.executable, courier.reconcile(check=True))
     assert subprocess.run(["/bin/sh", "-c", command], check=False).returncode == courier.ABSENT

@@ -5,29 +5,36 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Sequence
 
 ABSENT = 127
 """The exit code of a shell that does not find a command."""
 
+_SIGNS = {"format", "error", "exit_code"}
+"""Keys by which an answer of the program is told from what else a host may print."""
+
 _CARRIER = Path(__file__).with_name("carrier.py")
 
 
-def command(program: str, python: str, check: bool) -> str:
+def reconcile(check: bool) -> list[str]:
+    """The program's arguments for a request on standard input."""
+    return ["reconcile", "--json", *(["--check"] if check else [])]
+
+
+def command(program: str, python: str, arguments: Sequence[str]) -> str:
     """The shell command that asks the installed program; an operator can run the very same."""
-    words = [python, "-IS", program, "reconcile", "--json", *(["--check"] if check else [])]
+    words = [python, "-IS", program, *arguments]
     return f"test -r {shlex.quote(program)} || exit {ABSENT}; {shlex.join(words)}"
 
 
-def carrying_command(size_bytes: int, temporary: str, python: str, check: bool) -> str:
+def carrying_command(size_bytes: int, temporary: str, python: str, arguments: Sequence[str]) -> str:
     """The shell command that takes the program from the first ``size_bytes`` of its input and asks that one.
 
     One round trip where Ansible's own way of sending a file needs four. The program lies in Ansible's
     temporary directory while it runs.
     """
     words = [python, "-IS", "-c", _CARRIER.read_text(encoding="utf-8"), str(size_bytes), temporary]
-    words += ["reconcile", "--json", *(["--check"] if check else [])]
-    return shlex.join(words)
+    return shlex.join([*words, *arguments])
 
 
 def answer(stdout: str) -> Optional[dict[str, Any]]:
@@ -38,7 +45,7 @@ def answer(stdout: str) -> Optional[dict[str, Any]]:
                 found = json.loads(line)
             except ValueError:
                 return None
-            return found if isinstance(found, dict) and ("format" in found or "error" in found) else None
+            return found if isinstance(found, dict) and not _SIGNS.isdisjoint(found) else None
     return None
 
 

@@ -1,0 +1,117 @@
+"""One report on a fleet out of what `mpsctl verify` found on each host: JSON, and a page that needs no network."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+import jinja2
+
+from . import project
+
+from mpsctl.values.check import CANNOT_TELL, FAIL, PASS, worst  # isort: skip
+
+FORMAT = 1
+_HOST = "the host"
+"""Stands where an instance's name would for checks that belong to none."""
+
+
+def of(results: Mapping[str, Mapping[str, Any]], generated: str) -> dict[str, Any]:
+    """The report on all hosts of a run.
+
+    ``results`` are the task's results by host: reached, unreachable or failed. ``generated`` is a time for people.
+    """
+    hosts = {host: _host(result) for host, result in results.items()}
+    levels = [host["level"] for host in hosts.values()]
+    return {
+        "format": FORMAT,
+        "generated": generated,
+        "worst": worst(levels),
+        "simulated": any(host["simulated"] for host in hosts.values()),
+        "count": {level: levels.count(level) for level in sorted(set(levels), key=_severity)},
+        "hosts": hosts,
+    }
+
+
+def _severity(level: str) -> int:
+    return [FAIL, "warn", CANNOT_TELL, PASS].index(level)
+
+
+def _host(result: Mapping[str, Any]) -> dict[str, Any]:
+    found = result.get("verified") or {}
+    groups = {_HOST: list(found.get("host") or ()), **(found.get("instances") or {})}
+    if result.get("unreachable"):
+        problem = _check(
+            "reachable", f"unreachable: {_line(result.get('msg'))}", "an answer over ssh", "look at the host"
+        )
+    elif not found or "error" in found:
+        said = _line(found.get("error") or result.get("msg") or "nothing")
+        problem = _check("answers", f"no answer of mpsctl verify: {said}", "one", "run `mpsctl verify` on the host")
+    elif not found.get("instances"):
+        problem = _check("set-up", "no instance of MPS", "one for each GPU", "run site.yml on it, or take it out")
+    else:
+        problem = None
+    if problem is not None:
+        groups[_HOST].insert(0, problem)
+    levels = {name: worst(check["level"] for check in checks) for name, checks in groups.items()}
+    return {
+        "level": worst(levels.values()),
+        "reached": not result.get("unreachable"),
+        "simulated": bool(found.get("simulated")),
+        "first": _first(groups),
+        "groups": [
+            {"name": name, "level": levels[name], "checks": sorted(checks, key=lambda one: _severity(one["level"]))}
+            for name, checks in groups.items()
+            if checks
+        ],
+    }
+
+
+def _check(name: str, found: str, expected: str, remedy: str) -> dict[str, Any]:
+    return {"name": name, "level": FAIL, "found": found, "expected": expected, "remedy": remedy, "evidence": []}
+
+
+def _line(text: object) -> str:
+    return " ".join(str(text).split())[:500]
+
+
+def _first(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """What matters most of a host, in one line; empty where all is well."""
+    bad = [(name, check) for name, checks in groups.items() for check in checks if check["level"] != PASS]
+    if not bad:
+        return ""
+    name, check = min(bad, key=lambda pair: _severity(pair[1]["level"]))
+    place = "" if name == _HOST else f"instance {name}: "
+    return f"{place}{check['name']}: {check['found']}"
+
+
+def page(report: Mapping[str, Any]) -> str:
+    """The report as one HTML file."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(project.ROLE / "templates"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
+    )
+    return environment.get_template("verify.html.j2").render(report=report, in_order=_in_order(report))
+
+
+def _in_order(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The hosts, the worst first, as the inventory has them within a level."""
+    return sorted(report["hosts"].items(), key=lambda pair: _severity(pair[1]["level"]))
+
+
+def fails(report: Mapping[str, Any]) -> bool:
+    """Whether any host fails; warnings and what cannot be told fail nothing."""
+    return bool(report["worst"] == FAIL)
+
+
+def summary(report: Mapping[str, Any], shown: int = 4) -> str:
+    """One line on the hosts that fail, or on the fleet where none does."""
+    failing = [f"{host} ({about['first']})" for host, about in _in_order(report) if about["level"] == FAIL]
+    total = len(report["hosts"])
+    if not failing:
+        counts = ", ".join(f"{number} {level}" for level, number in report["count"].items())
+        return f"{total} host{'s' if total != 1 else ''}: {counts}"
+    more = f"; and {len(failing) - shown} more" if len(failing) > shown else ""
+    return f"{len(failing)} of {total} hosts fail: {'; '.join(failing[:shown])}{more}"
