@@ -16,7 +16,7 @@ from ansible.plugins.action import ActionBase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "plugin_utils"))
 
-from mps_role import ansible_values, courier, packages, request, rollout, variables
+from mps_role import ansible_values, courier, packages, report, request, rollout, variables
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no types
@@ -102,7 +102,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         carried = answer is None or "instances" not in answer
         if answer is None or carried:
             answer = self._send("", arguments["program"], python, words)
-        return {"changed": False, "verified": answer, "program_installed": not carried}
+        failing = report.failing({"verified": answer})
+        return {"changed": False, "verified": answer, "failing": failing, "program_installed": not carried}
 
     def _run_there(self, command: str, data: bytes) -> dict[str, Any]:
         environment = self._compute_environment_string()

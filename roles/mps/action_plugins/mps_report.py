@@ -21,28 +21,41 @@ from mps_role import ansible_values, report
 class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no types
     _requires_connection = False
     _supports_check_mode = True
-    _VALID_ARGS = frozenset(("results", "directory"))
+    _VALID_ARGS = frozenset(("results", "ledger", "name", "directory"))
 
     def run(self, tmp: Optional[str] = None, task_vars: Optional[dict[str, Any]] = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
         task_vars = task_vars or {}
         _, arguments = self.validate_argument_spec(
-            {"results": {"type": "str", "required": True}, "directory": {"type": "path", "required": True}}
+            {
+                "results": {"type": "str"},
+                "ledger": {"type": "path"},
+                "name": {"type": "str", "default": "verify", "choices": ["verify", "reboot"]},
+                "directory": {"type": "path", "required": True},
+            },
+            required_one_of=[["results", "ledger"]],
+            mutually_exclusive=[["results", "ledger"]],
         )
-        results = {}
-        for host in task_vars["ansible_play_hosts_all"]:
-            host_vars = task_vars["hostvars"][host]
-            known = host_vars.get(arguments["results"], {})
-            results[host] = ansible_values.plain(known)
+        name = arguments["name"]
+        if arguments["ledger"]:
+            results = report.results_of_ledger(Path(arguments["ledger"]))
+        else:
+            results = {
+                host: ansible_values.plain(task_vars["hostvars"][host].get(arguments["results"], {}))
+                for host in task_vars["ansible_play_hosts_all"]
+            }
         made = report.of(results, time.strftime("%Y-%m-%d %H:%M:%S %Z"))
         directory = Path(arguments["directory"]).resolve()
-        files = {directory / "verify.json": json.dumps(made, indent=1), directory / "verify.html": report.page(made)}
+        files = {
+            directory / f"{name}.json": json.dumps(made, indent=1),
+            directory / f"{name}.html": report.page(made, {"verify": "Verified", "reboot": "Rebooted"}[name]),
+        }
         if not self._task.check_mode:
             directory.mkdir(parents=True, exist_ok=True)
             for path, text in files.items():
                 path.write_text(text + "\n", encoding="utf-8")
-        result.update(changed=False, worst=made["worst"], page=str(directory / "verify.html"))
-        written = "" if self._task.check_mode else f"; the report: {directory / 'verify.html'}"
+        result.update(changed=False, worst=made["worst"], page=str(directory / f"{name}.html"))
+        written = "" if self._task.check_mode else f"; the report: {directory / f'{name}.html'}"
         result["msg"] = f"{report.summary(made)}{written}"
         result["failed"] = report.fails(made)
         return result

@@ -12,9 +12,16 @@ description:
   - Fails if a host fails, is unreachable or has no instance. Warnings fail nothing.
 options:
   results:
-    description: The name of the variable that each host's result was registered in.
+    description: The name of the variable that each host's result was registered in. Either it or O(ledger).
     type: str
-    required: true
+  ledger:
+    description: A directory on the controller with one file for each host that playbooks/reboot.yml has dealt with.
+    type: path
+  name:
+    description: What the two files are called.
+    type: str
+    choices: [verify, reboot]
+    default: verify
   directory:
     description: Where the two files go on the controller.
     type: path

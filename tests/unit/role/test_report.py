@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,6 +54,12 @@ def made(**results: dict[str, Any]) -> dict[str, Any]:
 def test_every_host_is_a_row_with_what_matters_most_of_it(host: str, level: str, first: str) -> None:
     row = made()["hosts"][host]
     assert (row["level"], row["first"]) == (level, first)
+
+
+def test_what_fails_of_one_host_is_one_line_each() -> None:
+    assert report.failing(FLEET["broken"]) == ["instance 0: limits: 20 MiB"]
+    assert report.failing(FLEET["warned"]) == []
+    assert report.failing(FLEET["bare"]) == ["set-up: no instance of MPS"]
 
 
 def test_the_counts_and_the_worst_are_of_hosts() -> None:
@@ -107,6 +115,27 @@ def test_what_a_host_says_cannot_become_markup() -> None:
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert(1)" in text
     assert "&lt;b&gt;&amp;&lt;/b&gt;" in text
+
+
+def test_a_rolling_run_shows_each_host_before_and_after(tmp_path: Path) -> None:
+    before = verified(check("unit-active", "fail", "failed"), check("limits", "pass", "4G"))["verified"]
+    after = verified(check("unit-active", "pass", "active"), check("limits", "pass", "4G"), check("new", "pass"))
+    entries = {
+        "a.json": {"before": before, "after": after["verified"], "problem": None},
+        "b.failed": {"before": before, "after": {}, "problem": "b did not come back right"},
+    }
+    for name, entry in entries.items():
+        (tmp_path / name).write_text(json.dumps(entry))
+    found = report.of(report.results_of_ledger(tmp_path), "now")
+    assert {host: (row["level"], row["first"]) for host, row in found["hosts"].items()} == {
+        "a": ("pass", ""),
+        "b": ("fail", "came-back: b did not come back right"),
+    }
+    checks = found["hosts"]["a"]["groups"][0]["checks"]
+    assert [one["before"] for one in checks] == ["fail: failed", "pass: 4G", "no such check"]
+    text = report.page(found, "Rebooted")
+    assert "<dt>before</dt><dd>fail: failed</dd>" in text
+    assert "<dd>pass: 4G</dd>" not in text
 
 
 def test_simulated_gpus_are_said_on_the_page() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, Mapping, Sequence
 
 import jinja2
@@ -32,6 +34,35 @@ def of(results: Mapping[str, Mapping[str, Any]], generated: str) -> dict[str, An
     }
 
 
+def results_of_ledger(ledger: Path) -> dict[str, dict[str, Any]]:
+    """The hosts of a rolling run: HOST.json of those that are done, HOST.failed of those that went wrong.
+
+    Each holds what was found ``before`` and ``after``, and a ``problem`` where there is one.
+    """
+    results: dict[str, dict[str, Any]] = {}
+    for path in sorted(ledger.glob("*.json")) + sorted(ledger.glob("*.failed")):
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        results[path.stem] = {
+            "verified": _beside(entry.get("before") or {}, entry.get("after") or {}),
+            "problem": entry.get("problem"),
+        }
+    return results
+
+
+def _beside(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """What was found after, each check with what it was before where that differs."""
+
+    def annotated(checks: Sequence[Mapping[str, Any]], former: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        known = {check["name"]: f"{check['level']}: {check['found']}" for check in former}
+        return [{**check, "before": known.get(check["name"], "no such check")} for check in checks]
+
+    instances = {
+        name: annotated(checks, (before.get("instances") or {}).get(name, ()))
+        for name, checks in (after.get("instances") or {}).items()
+    }
+    return {**after, "host": annotated(after.get("host") or (), before.get("host") or ()), "instances": instances}
+
+
 def _severity(level: str) -> int:
     return [FAIL, "warn", CANNOT_TELL, PASS].index(level)
 
@@ -39,7 +70,9 @@ def _severity(level: str) -> int:
 def _host(result: Mapping[str, Any]) -> dict[str, Any]:
     found = result.get("verified") or {}
     groups = {_HOST: list(found.get("host") or ()), **(found.get("instances") or {})}
-    if result.get("unreachable"):
+    if result.get("problem"):
+        problem = _check("came-back", _line(result["problem"]), "a host that is as before", "mend it and run again")
+    elif result.get("unreachable"):
         problem = _check(
             "reachable", f"unreachable: {_line(result.get('msg'))}", "an answer over ssh", "look at the host"
         )
@@ -74,18 +107,31 @@ def _line(text: object) -> str:
     return " ".join(str(text).split())[:500]
 
 
+def failing(result: Mapping[str, Any]) -> list[str]:
+    """One line for each check of a host that fails."""
+    return [
+        _told(group["name"], check)
+        for group in _host(result)["groups"]
+        for check in group["checks"]
+        if check["level"] == FAIL
+    ]
+
+
+def _told(group: str, check: Mapping[str, Any]) -> str:
+    place = "" if group == _HOST else f"instance {group}: "
+    return f"{place}{check['name']}: {check['found']}"
+
+
 def _first(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """What matters most of a host, in one line; empty where all is well."""
     bad = [(name, check) for name, checks in groups.items() for check in checks if check["level"] != PASS]
     if not bad:
         return ""
-    name, check = min(bad, key=lambda pair: _severity(pair[1]["level"]))
-    place = "" if name == _HOST else f"instance {name}: "
-    return f"{place}{check['name']}: {check['found']}"
+    return _told(*min(bad, key=lambda pair: _severity(pair[1]["level"])))
 
 
-def page(report: Mapping[str, Any]) -> str:
-    """The report as one HTML file."""
+def page(report: Mapping[str, Any], what: str = "Verified") -> str:
+    """The report as one HTML file. ``what`` was done to the hosts, as one word."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(project.ROLE / "templates"),
         trim_blocks=True,
@@ -93,7 +139,7 @@ def page(report: Mapping[str, Any]) -> str:
         undefined=jinja2.StrictUndefined,
         autoescape=True,
     )
-    return environment.get_template("verify.html.j2").render(report=report, in_order=_in_order(report))
+    return environment.get_template("verify.html.j2").render(report=report, what=what, in_order=_in_order(report))
 
 
 def _in_order(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
