@@ -168,7 +168,7 @@ def _refuse_busy(bench: _Bench) -> None:
     clients = {pid for server in control.servers(bench.daemon) for pid in control.clients(bench.daemon, server.pid)}
     gpu = bench.device.gpu
     clients.update(bench.nvml.client_memory_mib(gpu.uuid) or ())
-    others = [pid for pid in bench.nvml.compute_memory_mib(gpu.uuid) if not _may_be_server(pid)]
+    others = [pid for pid in bench.nvml.compute_memory_mib(gpu.uuid) or () if not _may_be_server(pid)]
     busy = sorted(clients | set(others))
     if busy:
         raise NotReady(
@@ -232,7 +232,7 @@ def _server_mib(bench: _Bench) -> Optional[int]:
     """What is not a client in NVML's list is the server; None where that is not one process."""
     gpu = bench.device.gpu
     clients = bench.nvml.client_memory_mib(gpu.uuid) or {}
-    memory = bench.nvml.compute_memory_mib(gpu.uuid)
+    memory = bench.nvml.compute_memory_mib(gpu.uuid) or {}
     servers = [pid for pid in memory if pid not in clients and _may_be_server(pid)]
     return memory[servers[0]] if clients and len(servers) == 1 else None
 

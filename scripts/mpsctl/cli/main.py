@@ -22,6 +22,7 @@ exit codes:
   4  what was set does not read back as wished
   70 a fault of this program
   255 condition: it cannot be told
+  verify: as monitoring plugins have it: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN (something cannot be looked at)
   run: the command's own, 128 + n after signal n, 126 and 127 where it cannot be started
 """
 
@@ -104,6 +105,9 @@ def _parser() -> argparse.ArgumentParser:
 
     status = verb("status", _status, "what each instance is, beside what is wished of it")
     status.add_argument("instances", nargs="*", metavar="INSTANCE", help="default: all that have a file in /etc/mps")
+    verify = verb("verify", _verify, "prove that MPS is active, check by check, and say what keeps it from being so")
+    verify.add_argument("instances", nargs="*", metavar="INSTANCE", help="default: all that have a file in /etc/mps")
+    verify.add_argument("--all", action="store_true", help="show what passed as well, check by check")
     verb("health", _health, "look at every active instance, and end escaped clients where its file says so")
     verb("gpus", _gpus, "the GPUs of this host under every name they have")
     env = verb("env", _env, "what a client of an instance must export")
@@ -203,6 +207,18 @@ def _status(options: argparse.Namespace) -> int:
     else:
         render.status(found, world.places.configuration)
     return 0 if found and all(one.as_wished for one in found) else 1
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from mpsctl.cli import verify
+    from mpsctl.proofs import verify as proofs
+
+    report = proofs.verify(_acting_world(options), options.instances)
+    if options.json:
+        _print_json(report.as_json())
+    else:
+        verify.show(report, options.all)
+    return report.exit_code
 
 
 def _health(options: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SIMULATED = "simulated GPUs: a lab stands in for NVML, the PCI bus and the driver; the control daemon is real"
 
 
-def _colour(text: str, code: str) -> str:
+def colour(text: str, code: str) -> str:
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
         return f"\033[{code}m{text}\033[0m"
     return text
@@ -27,13 +27,13 @@ def status(found: Sequence[Status], configuration: Path) -> None:
         print(f"no instance has a file in {configuration}: this host has not been converged")
         return
     if any(one.simulated for one in found):
-        print(_colour(SIMULATED, "33"))
+        print(colour(SIMULATED, "33"))
     for one in found:
         _one(one)
 
 
 def _one(one: Status) -> None:
-    word = _colour("as wished", "32") if one.as_wished else _colour("NOT AS WISHED", "31")
+    word = colour("as wished", "32") if one.as_wished else colour("NOT AS WISHED", "31")
     unit = one.unit
     state = f"{unit.get('active_state', 'unknown')} ({unit.get('sub_state', '')})" if unit else "unknown"
     print(
@@ -55,9 +55,9 @@ def _one(one: Status) -> None:
         for client in server.clients:
             print(f"    {_client(client)}")
     for note in one.notes:
-        print(f"  {_colour('note', '33')} {note}")
+        print(f"  {colour('note', '33')} {note}")
     for finding in one.findings:
-        print(f"  {_colour('!', '31')} {finding}")
+        print(f"  {colour('!', '31')} {finding}")
 
 
 def _shown(value: Value) -> str:
@@ -92,7 +92,7 @@ def health(found: Sequence[Health]) -> None:
 
 def gpus(found: Sequence[dict[str, Any]], simulated: bool) -> None:
     if simulated:
-        print(_colour(SIMULATED, "33"))
+        print(colour(SIMULATED, "33"))
     if not found:
         print("NVML shows no GPU on this host")
     for gpu in found:

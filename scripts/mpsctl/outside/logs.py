@@ -17,7 +17,8 @@ _LIMIT = re.compile(r"Device pinned memory limit for device (?P<device>\S+) set 
 _CONNECTED = re.compile(r"Client \{PID: (?P<pid>\d+), Context(?: ID)?: \d+\} connected")
 _DISCONNECTED = re.compile(r"Client process (?P<pid>\d+) disconnected")
 _PENDING = re.compile(r"NEW CLIENT (?P<pid>\d+) from user (?P<uid>\d+): .*pending list")
-_STARTING = re.compile(r"Starting new server (?P<pid>\d+) ")
+_STARTING = re.compile(r"Starting new server (?P<pid>\d+) for user (?P<uid>\d+)")
+_HIDDEN = re.compile(r"NEW CLIENT 0 from user \d+")
 _EXITED = re.compile(r"Server (?P<pid>\d+) exited with status (?P<status>-?\d+)")
 
 WANTED = "pinned memory limit|Client|NEW CLIENT|Starting new server|exited with status"
@@ -50,14 +51,22 @@ class ServerLog:
     limit_bytes: dict[str, int] = field(default_factory=dict)
     clients: dict[int, ClientLog] = field(default_factory=dict)
     exit_status: Optional[int] = None
+    uid: Optional[int] = None
+    served: bool = False
+    """whether a client ever connected"""
 
 
 @dataclass
 class DaemonLog:
-    """One start of a daemon. ``waiting`` are clients that were queued and have not connected since, by pid: uid."""
+    """One start of a daemon; its servers in the order in which they were started.
+
+    ``waiting`` are clients that were queued and have not connected since, by pid: uid. ``hidden`` counts clients
+    that came with process id 0: another pid namespace hides theirs.
+    """
 
     servers: dict[int, ServerLog] = field(default_factory=dict)
     waiting: dict[int, int] = field(default_factory=dict)
+    hidden: int = 0
 
 
 def of_device(by_device: Mapping[str, int], ordinal: int, uuid: str) -> Optional[int]:
@@ -98,6 +107,7 @@ def _take(log: DaemonLog, when: str, who: str, pid: int, what: str) -> None:
         client = int(connected["pid"])
         log.waiting.pop(client, None)
         # A process connects twice, then once for each further context: the first time counts.
+        server.served = True
         server.clients.setdefault(client, ClientLog(client, when, dict(server.limit_bytes)))
         return
     gone = _DISCONNECTED.search(what)
@@ -106,6 +116,9 @@ def _take(log: DaemonLog, when: str, who: str, pid: int, what: str) -> None:
 
 
 def _take_from_control(log: DaemonLog, what: str) -> None:
+    if _HIDDEN.search(what):
+        log.hidden += 1
+        return
     pending = _PENDING.search(what)
     if pending:
         log.waiting[int(pending["pid"])] = int(pending["uid"])
@@ -113,7 +126,8 @@ def _take_from_control(log: DaemonLog, what: str) -> None:
     starting = _STARTING.search(what)
     if starting:
         # A process id that was a server's before is another server now.
-        log.servers[int(starting["pid"])] = ServerLog(int(starting["pid"]), whole=True)
+        log.servers.pop(int(starting["pid"]), None)
+        log.servers[int(starting["pid"])] = ServerLog(int(starting["pid"]), whole=True, uid=int(starting["uid"]))
         return
     exited = _EXITED.search(what)
     if exited and int(exited["pid"]) in log.servers:

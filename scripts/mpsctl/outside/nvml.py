@@ -29,7 +29,7 @@ class Nvml(Protocol):
         :raises NotInForce: if NVML refuses or something else reads back.
         """
 
-    def compute_memory_mib(self, uuid: str) -> dict[int, Optional[int]]:
+    def compute_memory_mib(self, uuid: str) -> Optional[dict[int, Optional[int]]]:
         """What each process with a compute context on a GPU holds, in MiB rounded down; None where NVML does not tell.
 
         MPS clients and servers are among them.
@@ -108,8 +108,8 @@ class _Pynvml:
         if now != number:
             raise NotInForce(f"{gpu}: compute mode reads {_MODES.get(now, now)} after {mode} was set")
 
-    def compute_memory_mib(self, uuid: str) -> dict[int, Optional[int]]:
-        return self._held_mib(self._library.nvmlDeviceGetComputeRunningProcesses, uuid) or {}
+    def compute_memory_mib(self, uuid: str) -> Optional[dict[int, Optional[int]]]:
+        return self._held_mib(self._library.nvmlDeviceGetComputeRunningProcesses, uuid)
 
     def client_memory_mib(self, uuid: str) -> Optional[dict[int, Optional[int]]]:
         return self._held_mib(self._library.nvmlDeviceGetMPSComputeRunningProcesses, uuid)

@@ -102,14 +102,15 @@ def uid(pid: int) -> Optional[int]:
         return None
 
 
-def groups(pid: int) -> Optional[list[int]]:
-    """The ids of the process's groups, its effective one and the supplementary ones; None where that cannot be told."""
+def groups(pid: int) -> tuple[int, ...]:
+    """The group ids of the process, supplementary ones as well; empty when it is gone."""
     try:
         text = (_PROC / str(pid) / "status").read_text(errors="replace")
     except OSError:
-        return None
-    found = {key: value.split() for key, _, value in (line.partition(":") for line in text.splitlines())}
-    return [int(word) for word in (found.get("Gid", [])[1:2] + found.get("Groups", [])) if word.isdigit()]
+        return ()
+    lines = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    words = [*lines.get("Gid", "").split()[1:2], *lines.get("Groups", "").split()]
+    return tuple(int(word) for word in words)
 
 
 def gid(name: str) -> Optional[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -48,6 +49,9 @@ class Systemd(Protocol):
         Empty where the journal has none, or may not be read. ``settled`` waits until all that was written
         before the call is in the journal.
         """
+
+    def journal_of_boot(self, wanted: str) -> Optional[list[str]]:
+        """The lines of systemd itself since boot that match ``wanted``; None where the journal may not be read."""
 
 
 class Systemctl:
@@ -111,7 +115,14 @@ class Systemctl:
     def journal_of_start(self, invocation: str, wanted: str, settled: bool = False) -> list[str]:
         if settled:
             self._run("journalctl", "--sync", timeout_s=_JOURNAL_TIMEOUT_S)
-        command = ["journalctl", "--no-pager", "--quiet", "-o", "cat", f"_SYSTEMD_INVOCATION_ID={invocation}"]
+        return self._matching(wanted, f"_SYSTEMD_INVOCATION_ID={invocation}")
+
+    def journal_of_boot(self, wanted: str) -> Optional[list[str]]:
+        # Who may not read the system's journal is shown an empty one.
+        return self._matching(wanted, "-b", "_PID=1") or ([] if os.geteuid() == 0 else None)
+
+    def _matching(self, wanted: str, *selected: str) -> list[str]:
+        command = ["journalctl", "--no-pager", "--quiet", "-o", "cat", *selected]
         done = self._run(*command, "--grep", wanted, timeout_s=_JOURNAL_TIMEOUT_S)
         if done.returncode and re.search("pattern matching|pcre|unrecognized option", done.stderr, re.IGNORECASE):
             # Built without it; no match at all ends with 1 as well, and says nothing.

@@ -15,9 +15,8 @@ from typing import Iterable, Optional, Sequence
 from mpsctl.outside import daemon as control
 from mpsctl.outside import pipe, procfs
 from mpsctl.outside.nvml import Nvml
+from mpsctl.proofs import way_in
 from mpsctl.state.world import World
-from mpsctl.values import client_variable
-from mpsctl.values.daemon_environment import PIPE_DIRECTORY, VISIBLE_DEVICES
 from mpsctl.values.errors import MpsctlError
 from mpsctl.values.gpu import Device
 from mpsctl.values.instance import Instance
@@ -71,18 +70,9 @@ class Watch:
         environment = procfs.environment(pid)
         if not environment:
             return
-        wrong = self._wrong(environment)
+        wrong = way_in.wrong_variables(environment, self.public, [device.uuid for device in self.devices])
         if wrong:
             self.own_variables[pid] = wrong
-
-    def _wrong(self, environment: dict[str, str]) -> Optional[str]:
-        """What a process that was started on the way has of its own in its environment, and should not."""
-        uuids = [device.uuid for device in self.devices]
-        if environment.get(PIPE_DIRECTORY) != str(self.public):
-            return f"{PIPE_DIRECTORY}={environment.get(PIPE_DIRECTORY, '(none)')} instead of {self.public}"
-        if environment.get(VISIBLE_DEVICES) is not None and client_variable.visible(environment, uuids) == 0:
-            return f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]}, which names no GPU of this instance"
-        return None
 
     def _ask_daemon(self) -> None:
         try:
@@ -131,18 +121,16 @@ class Watch:
 
     def _gate(self) -> Optional[str]:
         socket = self.public / pipe.PUBLIC_NAMES[0]
-        closed = next((one for one in reversed([self.public, *self.public.parents]) if _may_not_enter(one)), None)
+        me = way_in.myself()
+        try:
+            closed = way_in.closed_directory(self.public, me) or way_in.closed_socket(self.public, me)
+        except OSError as error:
+            closed = str(error)
         if closed is not None:
-            return f"{closed}, on the way to the pipe directory, may not be entered by user {os.geteuid()}"
+            return closed
         if not os.path.exists(socket):
             return (
                 f"no gate: {socket} does not exist, the instance lets no client in; what uses CUDA now runs outside"
                 f" MPS; see `mpsctl status {self.instance.name}`"
             )
-        if not os.access(socket, os.W_OK):
-            return f"user {os.geteuid()} may not connect to {socket}"
         return None
-
-
-def _may_not_enter(directory: Path) -> bool:
-    return os.path.isdir(directory) and not os.access(directory, os.X_OK)

@@ -73,6 +73,8 @@ class Status:
     pipe_directory: Optional[str] = None
     gate_open: bool = False
     daemon_answers: bool = False
+    daemon_problem: Optional[str] = None
+    """why the daemon did not tell all that it was asked"""
     values: list[Value] = field(default_factory=list)
     servers: list[ServerStatus] = field(default_factory=list)
     restart_needed: Optional[str] = None
@@ -260,7 +262,8 @@ def _look_at_daemon(
     try:
         _look_at_limits(world, instance, running, gpus, private, pid, memory, status)
     except MpsctlError as error:
-        status.findings.append(str(error))
+        status.daemon_problem = str(error)
+        status.findings.append(status.daemon_problem)
     _look_at_access(instance, private, status)
     if status.active and not status.gate_open:
         status.reload_needed = True
@@ -270,7 +273,7 @@ def _look_at_daemon(
 def _is_member(instance: Instance, pid: int) -> bool:
     """Whether the daemon may pass its own door; True where that cannot be told."""
     gid, groups = None if instance.group is None else procfs.gid(instance.group), procfs.groups(pid)
-    return gid is None or groups is None or gid in groups
+    return gid is None or not groups or gid in groups
 
 
 def _look_at_access(instance: Instance, private: Path, status: Status) -> None:

@@ -21,7 +21,8 @@ NVIDIA's documentation. Contexts, not processes: one process may hold several.""
 
 MAX_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _DEFAULT_MAX_CONNECTIONS = 2
-_NEAR_CAP = 0.9
+NEAR_CAP = 0.9
+"""The share of the cap from which it is told that clients are near it."""
 MANY = 16
 """Above this many processes on one GPU the gain is the exception."""
 _LIMITS_FROM_BRANCH = 495
@@ -161,7 +162,7 @@ def _judge_count(card: Card, clients: int, verdict: Verdict) -> None:
         verdict.warnings.append(
             f"{clients} clients on one GPU: 2 to 8 are the rule, above {MANY} each gets little and all share one fault"
         )
-    if clients > _NEAR_CAP * cap:
+    if clients > NEAR_CAP * cap:
         verdict.warnings.append(
             f"{clients} clients are near the cap of {cap}: it counts contexts, and a process may hold more than one"
         )
@@ -172,13 +173,18 @@ def _judge_count(card: Card, clients: int, verdict: Verdict) -> None:
 
 
 def _judge_connections(card: Card, text: Optional[str], verdict: Verdict) -> None:
-    if text is None:
-        return
-    if not text.isascii() or not text.isdigit() or int(text) > _DEFAULT_MAX_CONNECTIONS:
+    if lowers_cap(text):
         verdict.warnings.append(
             f"{MAX_CONNECTIONS}={text}: above {_DEFAULT_MAX_CONNECTIONS} it lowers the cap of {cap_of(card)} clients;"
             " by how much is not documented"
         )
+
+
+def lowers_cap(text: Optional[str]) -> bool:
+    """Whether this value of MAX_CONNECTIONS lowers the number of possible clients (NVIDIA's documentation)."""
+    if text is None:
+        return False
+    return not text.isascii() or not text.isdigit() or int(text) > _DEFAULT_MAX_CONNECTIONS
 
 
 def _borrowed(costs: Costs) -> str:

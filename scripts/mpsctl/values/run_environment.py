@@ -10,10 +10,9 @@ from mpsctl.values.daemon_environment import PIPE_DIRECTORY, VISIBLE_DEVICES
 from mpsctl.values.errors import BadValue
 from mpsctl.values.gpu import Device
 from mpsctl.values.instance import Instance
+from mpsctl.values.mps_variables import PREFIX, PRIORITY, THREADS
 from mpsctl.values.quantity import Quantity
 
-THREADS, PRIORITY = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_CLIENT_PRIORITY"
-_PREFIX = "CUDA_MPS_"
 _HARMLESS = ("CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING", "CUDA_MPS_SM_PARTITION")
 """These a client may bring along: they say nothing of the daemon, and lift no limit."""
 
@@ -61,7 +60,7 @@ def build(inherited: Mapping[str, str], instance: Instance, devices: Sequence[De
     kept = {
         key: value
         for key, value in inherited.items()
-        if key != VISIBLE_DEVICES and (not key.startswith(_PREFIX) or key in _HARMLESS)
+        if key != VISIBLE_DEVICES and (not key.startswith(PREFIX) or key in _HARMLESS)
     }
     found = RunEnvironment({**kept, **given}, given)
     found.dropped = sorted(key for key in inherited if key not in kept and inherited[key] != given.get(key))
@@ -69,7 +68,7 @@ def build(inherited: Mapping[str, str], instance: Instance, devices: Sequence[De
     if escape is not None:
         raise AssertionError(escape)
     connections = fit.max_connections_of(found.variables)
-    if connections is not None and connections != "2" and connections != "1":
+    if fit.lowers_cap(connections):
         found.warnings.append(f"{fit.MAX_CONNECTIONS}={connections}: above 2 it lowers the number of possible clients")
     return found
 

@@ -20,6 +20,7 @@ def root() -> Iterator[Path]:
     places = ["/run", os.environ.get("XDG_RUNTIME_DIR", ""), str(Path.home())]
     base = next(place for place in places if place and os.access(place, os.W_OK))
     path = Path(tempfile.mkdtemp(prefix="mps-test-", dir=base))
+    path.chmod(0o755)
     yield path
     shutil.rmtree(path)
 
@@ -34,8 +35,13 @@ def host(root: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr(procfs, "name", lambda pid: table[pid].name if pid in table else "")
     monkeypatch.setattr(procfs, "command", lambda pid: table[pid].command if pid in table else "")
     monkeypatch.setattr(procfs, "uid", lambda pid: table[pid].uid if pid in table else None)
-    monkeypatch.setattr(procfs, "groups", lambda pid: table[pid].groups if pid in table else None)
     monkeypatch.setattr(procfs, "environment", lambda pid: table[pid].environment if pid in table else None)
+    monkeypatch.setattr(procfs, "groups", lambda pid: table[pid].gids if pid in table else ())
+    monkeypatch.setattr(procfs, "state", lambda pid: table[pid].state if pid in table else "")
+    monkeypatch.setattr(procfs, "parent", lambda pid: table[pid].parent if pid in table else 0)
+    monkeypatch.setattr(procfs, "container", lambda pid: table[pid].container if pid in table else None)
+    monkeypatch.setattr(procfs, "namespace", lambda pid, kind: f"{kind}:[{table[pid].mounts if pid in table else 1}]")
+    monkeypatch.setattr(procfs, "root", lambda pid: table[pid].root if pid in table else Path("/"))
     monkeypatch.setattr(procfs, "pids", lambda: iter(list(table)))
     monkeypatch.setattr(hardware, "binary", lambda name: Path("/usr/bin") / name)
     monkeypatch.setattr(hardware, "nvidia_on_bus", lambda: True)

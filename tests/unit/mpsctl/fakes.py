@@ -8,6 +8,7 @@ server only when that starts.
 from __future__ import annotations
 
 import re
+import time
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,6 +52,16 @@ def split_by_mig(index: int, slices: int = 2) -> Gpu:
     return h200(index, mig_enabled=True, mig_devices=devices)
 
 
+DAEMON_FILES = {
+    "control": 0o666,
+    "control_privileged": 0o755,
+    "control_lock": 0o644,
+    "log": 0o777,
+    "nvidia-cuda-mps-control.pid": 0o644,
+}
+"""What a running daemon has in its pipe directory (550 on); sockets and the FIFO are plain files here."""
+
+
 class Clock:
     """Time that only passes while somebody sleeps. ``when(s, act)`` does something at a later moment."""
 
@@ -83,7 +94,8 @@ class FakeNvml:
     ``driver_up`` is False while the driver is not loaded; ``lost`` holds the indices of GPUs that do not
     answer; ``refuses`` is NVML's word when a compute mode is set; ``clients_mib`` are MPS clients, ``others_mib``
     servers and processes outside MPS, by pid with what they hold; ``held_mib`` is what clients hold, by the
-    device's UUID and the process id; None where NVML does not tell.
+    device's UUID and the process id; None where NVML does not tell. ``outside_mib`` are those that are no clients,
+    by the device's UUID; ``hangs`` makes it never answer.
     """
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
@@ -96,11 +108,15 @@ class FakeNvml:
         self.clients_mib: dict[int, int] = {}
         self.others_mib: dict[int, int] = {}
         self.held_mib: Optional[dict[str, dict[int, Optional[int]]]] = {}
+        self.outside_mib: dict[str, dict[int, Optional[int]]] = {}
+        self.hangs = False
         self.times_opened = 0
 
     @contextmanager
     def opened(self) -> Iterator[Nvml]:
         self.times_opened += 1
+        while self.hangs:
+            time.sleep(60)
         if not self.driver_up:
             raise NotReady("NVML does not answer: Driver Not Loaded; load the NVIDIA driver and look at `nvidia-smi`")
         yield self
@@ -121,8 +137,11 @@ class FakeNvml:
         self.on_mode(mode)
         self.all = [replace(one, compute_mode=mode) if one.index == gpu.index else one for one in self.all]
 
-    def compute_memory_mib(self, uuid: str) -> dict[int, Optional[int]]:
-        return {**self.others_mib, **self.clients_mib}
+    def compute_memory_mib(self, uuid: str) -> Optional[dict[int, Optional[int]]]:
+        if self.held_mib is None:
+            return None
+        clients = {**self.clients_mib, **self.held_mib.get(uuid, {})}
+        return {**self.others_mib, **self.outside_mib.get(uuid, {}), **clients}
 
     def client_memory_mib(self, uuid: str) -> Optional[dict[int, Optional[int]]]:
         return None if self.held_mib is None else {**self.clients_mib, **self.held_mib.get(uuid, {})}
@@ -134,14 +153,19 @@ class FakeNvml:
 
 @dataclass
 class Process:
-    """A row of /proc. ``environment`` None: another user may not read it."""
+    """A row of /proc. ``environment`` None: another user may not read it; ``mounts`` is its mount namespace."""
 
     name: str
     command: str
     environment: Optional[dict[str, str]]
     started_at: int
     uid: int = 0
-    groups: Optional[list[int]] = None
+    gids: tuple[int, ...] = ()
+    state: str = "S"
+    parent: int = 1
+    container: Optional[str] = None
+    root: Path = Path("/")
+    mounts: int = 1
 
 
 @dataclass
@@ -319,12 +343,14 @@ class Unit:
     result: str = "success"
     stale: bool = False
     invocation: str = ""
+    restarts: int = 0
 
 
 class FakeSystemd:
     """systemd: ``units`` by name, ``acts`` in the order in which they were asked for, ``jobs`` by unit.
 
     ``journals`` holds the lines of each start by its invocation id; ``late`` lines come only once settled.
+    ``boot`` is what systemd itself said since boot, None where that may not be read.
     """
 
     def __init__(self) -> None:
@@ -333,6 +359,7 @@ class FakeSystemd:
         self.jobs: dict[str, str] = {}
         self.fails: dict[str, str] = {}
         self.journals: dict[str, list[str]] = {}
+        self.boot: Optional[list[str]] = []
         self.late = 0
         self.journal_reads = 0
         self.shows = 0
@@ -351,7 +378,7 @@ class FakeSystemd:
             "ActiveState": unit.active_state,
             "SubState": unit.sub_state,
             "MainPID": str(unit.main_pid),
-            "NRestarts": "0",
+            "NRestarts": str(unit.restarts),
             "Result": unit.result,
             "NeedDaemonReload": "yes" if unit.stale else "no",
             "InvocationID": unit.invocation,
@@ -386,6 +413,9 @@ class FakeSystemd:
         self.journal_reads += 1
         lines = [line for line in self.journals.get(invocation, []) if re.search(wanted, line)]
         return lines[: len(lines) - self.late] if self.late and not settled else lines
+
+    def journal_of_boot(self, wanted: str) -> Optional[list[str]]:
+        return None if self.boot is None else [line for line in self.boot if re.search(wanted, line)]
 
 
 class Host:
@@ -476,6 +506,10 @@ class Host:
         daemon.pid = pid
         daemon.on_quit = lambda: self.kill(pid)
         daemon.on_start_server = lambda uid: self._start_server(daemon, environment["CUDA_VISIBLE_DEVICES"], uid)
+        served = Path(environment["CUDA_MPS_PIPE_DIRECTORY"])
+        for name, mode in DAEMON_FILES.items():
+            (served / name).touch()
+            (served / name).chmod(mode)
         self.daemons[Path(environment["CUDA_MPS_PIPE_DIRECTORY"])] = daemon
         return daemon
 

@@ -62,7 +62,7 @@ def test_another_choice_is_taken_by_a_reload_and_shown_before(host: Host) -> Non
     host.wish()
     daemon = host.start()
     host.systemd.unit("mps-control@0.service").enabled = True
-    host.processes[daemon.pid].groups = [0, GID]
+    host.processes[daemon.pid].gids = (0, GID)
     host.wish(Group="mps")
     (before,) = proofs.status_of_all(host.world, ["0"])
     assert before.reload_needed
@@ -79,10 +79,10 @@ def test_another_choice_is_taken_by_a_reload_and_shown_before(host: Host) -> Non
 def test_a_daemon_outside_the_group_needs_a_restart_for_its_servers_would_not_pass(host: Host) -> None:
     host.wish(Group="mps")
     daemon = host.start()
-    host.processes[daemon.pid].groups = [0]
+    host.processes[daemon.pid].gids = (0,)
     (found,) = proofs.status_of_all(host.world, ["0"])
     assert found.restart_needed == "the daemon is no member of the group mps, nor are its servers"
-    host.processes[daemon.pid].groups = [0, GID]
+    host.processes[daemon.pid].gids = (0, GID)
     assert proofs.status_of_all(host.world, ["0"])[0].restart_needed is None
 
 
@@ -98,5 +98,5 @@ def test_the_groups_of_a_process_are_read(monkeypatch: pytest.MonkeyPatch, tmp_p
     (tmp_path / "7").mkdir()
     (tmp_path / "7/status").write_text("Name:\tx\nUid:\t0\t0\t0\t0\nGid:\t5\t6\t7\t8\nGroups:\t27 4242 \n")
     monkeypatch.setattr(procfs, "_PROC", tmp_path)
-    assert procfs.groups(7) == [6, 27, 4242]
-    assert procfs.groups(8) is None
+    assert procfs.groups(7) == (6, 27, 4242)
+    assert procfs.groups(8) == ()

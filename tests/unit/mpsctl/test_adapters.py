@@ -110,7 +110,7 @@ def test_gpus_are_read_with_memory_in_mib_and_short_addresses(library: Pynvml) -
     with nvml.opened() as opened:
         first, second = opened.gpus()
         assert opened.driver_version() == "580.159.04"
-        assert list(opened.compute_memory_mib("GPU-0")) == [7, 8]
+        assert list(opened.compute_memory_mib("GPU-0") or ()) == [7, 8]
     assert (first.uuid, first.pci_address, first.memory_mib) == ("GPU-0", "0000:1b:00.0", 143_771)
     assert (first.compute_mode, second.compute_mode) == ("default", "exclusive_process")
     assert (first.persistence, first.mig_enabled, first.compute_capability) == (True, False, (9, 0))
@@ -284,6 +284,16 @@ def test_a_settled_journal_is_synchronised_first(command: Command, root: Path) -
     assert (root / "asked").read_text().split() == ["--sync", "--no-pager"]
 
 
+def test_what_systemd_said_since_boot(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    command("journalctl", 'echo "wanted: $*"')
+    assert "-b _PID=1 --grep wanted" in (Systemctl().journal_of_boot("wanted") or [""])[0]
+    command("journalctl", "exit 1")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert Systemctl().journal_of_boot("wanted") == []
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert Systemctl().journal_of_boot("wanted") is None
+
+
 def test_a_host_without_systemd_is_told_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(root))
     with pytest.raises(NotReady, match="mpsctl needs systemd 249 or newer"):
@@ -432,10 +442,11 @@ def test_a_process_that_is_gone_has_nothing_to_tell() -> None:
     assert not procfs.alive(pid)
     assert (procfs.started_at(pid), procfs.uid(pid), procfs.environment(pid)) == (None, None, None)
     assert (procfs.name(pid), procfs.command(pid)) == ("", "")
-    assert (procfs.state(pid), procfs.namespace(pid, "mnt")) == ("", None)
+    assert (procfs.state(pid), procfs.namespace(pid, "mnt"), procfs.groups(pid)) == ("", None, ())
 
 
 def test_a_process_shows_its_state_and_its_namespaces() -> None:
     assert procfs.state(os.getpid()) == "R"
+    assert set(procfs.groups(os.getpid())) == {os.getegid(), *os.getgroups()}
     assert procfs.namespace(os.getpid(), "pid") == os.readlink("/proc/self/ns/pid")
     assert (procfs.root(os.getpid()) / "proc/self").exists()

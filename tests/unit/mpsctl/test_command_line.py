@@ -23,6 +23,7 @@ from mpsctl.state.world import World
 
 VERBS = [
     "status",
+    "verify",
     "health",
     "gpus",
     "env",

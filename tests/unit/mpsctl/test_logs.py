@@ -43,6 +43,27 @@ def test_a_client_that_got_in_before_any_limit_has_no_limit_line() -> None:
     assert read(early).servers[625].clients[646].limit_bytes == {}
 
 
+def test_a_server_knows_its_user_whether_it_served_and_how_it_ended() -> None:
+    ended = "[2026-11-29 14:57:41.000 Control   418] Server 428 exited with status 1\n"
+    server = read(ONE_START + ended).servers[428]
+    assert (server.uid, server.served, server.exit_status) == (0, True, 1)
+    failed = "[2026-11-29 14:57:39.792 Control   428] Starting new server 95 for user 1000\n"
+    server = read(failed).servers[95]
+    assert (server.uid, server.served, server.exit_status) == (1000, False, None)
+
+
+def test_a_server_with_an_old_process_id_is_the_newest_one() -> None:
+    second = "[2026-11-29 14:58:00.000 Control   418] Starting new server 500 for user 7\n"
+    again = "[2026-11-29 14:58:01.000 Control   418] Starting new server 428 for user 8\n"
+    assert [(one.pid, one.uid) for one in read(ONE_START + second + again).servers.values()] == [(500, 7), (428, 8)]
+
+
+def test_a_client_that_a_pid_namespace_hides_is_counted_and_waits_for_nobody() -> None:
+    came = "[2026-01-01 09:00:00.380 Control   261] NEW CLIENT 0 from user 0: "
+    log = read(f"{came}Server is not ready, push client to pending list\n{came}Server already exists\n")
+    assert (log.hidden, log.waiting) == (2, {})
+
+
 def test_a_client_that_left_is_no_client() -> None:
     gone = "[2026-11-29 14:57:40.225 Server   428] Client process 426 disconnected\n"
     assert read(ONE_START + gone).servers[428].clients == {}

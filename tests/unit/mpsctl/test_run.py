@@ -21,6 +21,7 @@ from fakes import Host, h200, uuid
 from mpsctl.acts import run as acts
 from mpsctl.acts.run import Request
 from mpsctl.outside import procfs
+from mpsctl.proofs import way_in
 from mpsctl.values import client_variable, run_environment
 from mpsctl.values.errors import BadValue
 from mpsctl.values.gpu import Device
@@ -357,12 +358,10 @@ def test_why_not_its_own_variables(live: Host) -> None:
 
 
 def test_why_not_a_directory_that_may_not_be_entered(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    def access(path: object, mode: int) -> bool:
-        return not (mode == os.X_OK and str(path) == str(live.pipe_root / "0"))
-
-    monkeypatch.setattr(os, "access", access)
+    monkeypatch.setattr(way_in, "myself", lambda: way_in.User(31001))
+    (live.pipe_root / "0").chmod(0o700)
     _, found = report(live, *opened_cuda(live))
-    assert "may not be entered by user" in str(found["why_not"])
+    assert "on the way to the pipe directory, may not be entered by user 31001 (mode 0700" in str(found["why_not"])
 
 
 def test_why_not_when_cuda_was_opened_and_nobody_lists_it(live: Host) -> None:

@@ -1,0 +1,92 @@
+"""Who else on this host may manage MPS: units, Slurm, Kubernetes. Found by what they are told to run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Iterator
+
+from mpsctl.outside import hardware, procfs
+
+_UNIT_DIRECTORIES = (
+    "etc/systemd/system",
+    "run/systemd/system",
+    "usr/local/lib/systemd/system",
+    "usr/lib/systemd/system",
+)
+_OURS = re.compile(r"mps-(?:control@.*|health)\.(?:service|timer)")
+_SLURM = "etc/slurm"
+_SCRIPT = re.compile(
+    r"^\s*(?:Prolog|Epilog|PrologSlurmctld|EpilogSlurmctld|TaskProlog|TaskEpilog)\s*=\s*(\S+)", re.I | re.M
+)
+_GRES = re.compile(r"^\s*(?:NodeName=\S+\s+)?Name=mps\b|^\s*GresTypes\s*=.*\bmps\b", re.IGNORECASE | re.MULTILINE)
+_DEVICE_PLUGIN = "mps-control-daemon"
+_LARGEST_BYTES = 1 << 20
+
+
+def units(root: Path = Path("/")) -> dict[str, Path]:
+    """The units, by name, whose files speak of NVIDIA's control daemon and are not this project's."""
+    found: dict[str, Path] = {}
+    for directory in _UNIT_DIRECTORIES:
+        for path in _files(root / directory, "*.service", "*.service.d/*.conf"):
+            unit = path.parent.name[:-2] if path.parent.name.endswith(".d") else path.name
+            if not _OURS.fullmatch(unit) and unit not in found and hardware.CONTROL_DAEMON in _text(path):
+                found[unit] = path
+    return found
+
+
+def wanted(unit: str, root: Path = Path("/")) -> bool:
+    """Whether some target of this host's configuration starts the unit."""
+    directory = root / "etc/systemd/system"
+    return any((directory / link.parent / unit).is_symlink() for link in directory.glob(f"*.wants/{unit}"))
+
+
+def slurm(root: Path = Path("/")) -> dict[Path, str]:
+    """Slurm's files that share GPUs by MPS, each with what is found there."""
+    found = {}
+    configuration = root / _SLURM
+    for path in _files(configuration, "*.conf"):
+        text = _text(path)
+        if _GRES.search(text):
+            found[path] = "names the generic resource mps"
+        for match in _SCRIPT.finditer(text):
+            for script in _files(root, match[1].lstrip("/")):
+                if hardware.CONTROL_DAEMON in _text(script):
+                    found[script] = f"runs {hardware.CONTROL_DAEMON}, by {path}"
+    for script in _files(configuration, "*prolog*", "*epilog*", "*prolog*/*", "*epilog*/*"):
+        if script not in found and hardware.CONTROL_DAEMON in _text(script):
+            found[script] = f"runs {hardware.CONTROL_DAEMON}"
+    return found
+
+
+def kubernetes() -> dict[int, str]:
+    """The processes of Kubernetes' managers of MPS, by pid, each with what it is."""
+    found = {}
+    for pid in procfs.pids():
+        # The kernel's name first: to read the command line of a process that hangs may hang.
+        name = procfs.name(pid)
+        if name == _DEVICE_PLUGIN[:15]:
+            found[pid] = "the device plugin's mps-control-daemon"
+        elif name == hardware.CONTROL_DAEMON[:15] and procfs.container(pid) and _is_control_daemon(pid):
+            found[pid] = f"a control daemon in container {procfs.container(pid)}, as a DRA driver or device plugin has"
+    return found
+
+
+def _is_control_daemon(pid: int) -> bool:
+    return procfs.command(pid).split(" ")[0].endswith(hardware.CONTROL_DAEMON)
+
+
+def _files(directory: Path, *patterns: str) -> Iterator[Path]:
+    for pattern in patterns:
+        try:
+            yield from (path for path in sorted(directory.glob(pattern)) if path.is_file())
+        except (OSError, ValueError, NotImplementedError):
+            continue
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open(errors="replace") as file:
+            return file.read(_LARGEST_BYTES)
+    except OSError:
+        return ""

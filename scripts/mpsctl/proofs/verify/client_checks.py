@@ -1,0 +1,180 @@
+"""The checks of who works on an instance's GPUs."""
+
+from __future__ import annotations
+
+from typing import Callable, Iterator, Optional
+
+from mpsctl.outside import procfs
+from mpsctl.proofs.gpu_processes import CLIENT, OF_ANOTHER, OUTSIDE, UNKNOWN, GpuProcess
+from mpsctl.proofs.verify.checking import Finding, failed, passed, some, unknown, warned
+from mpsctl.proofs.verify.look import InstanceLook
+from mpsctl.state import fitting
+from mpsctl.values import fit, mps_variables
+
+
+def gpu_processes(look: InstanceLook) -> Finding:
+    """Every compute process on the GPUs is a client of this instance (B12, B25, B44, B59)."""
+    for device in look.devices:
+        if device.uuid not in look.processes:
+            return unknown(look.host.seen.problem or f"NVML does not list the processes of {device}")
+    if not look.devices:
+        return unknown(look.host.seen.problem or "the GPUs are not known")
+    every = list(_processes(look))
+    strangers = [str(one) for one in every if one.kind in (OUTSIDE, OF_ANOTHER)]
+    if strangers:
+        return failed(
+            some(strangers),
+            "clients of this instance only",
+            f"start them with the variables of `mpsctl env {look.instance.name}`, or `mpsctl run`",
+            *strangers,
+        )
+    unclear = [str(one) for one in every if one.kind == UNKNOWN]
+    if unclear:
+        return unknown(some(unclear), "", "", *unclear)
+    count = sum(one.kind == CLIENT for one in every)
+    return passed(f"{count} clients and nobody else" if every else "nobody computes")
+
+
+def _processes(look: InstanceLook) -> Iterator[GpuProcess]:
+    """Each process once, on however many devices it is."""
+    seen = set()
+    for processes in look.processes.values():
+        for process in processes:
+            if process.pid not in seen:
+                seen.add(process.pid)
+                yield process
+
+
+def client_pids(look: InstanceLook) -> Finding:
+    """The daemon knows its clients by this host's process ids (B34: pid 0 is one that a pid namespace hides)."""
+    if look.log_problem:
+        return unknown(look.log_problem)
+    hidden = look.log.hidden + sum(pid == 0 for pid in look.status.clients)
+    if hidden:
+        return warned(
+            f"{hidden} clients came with process id 0: their pid namespace hides them",
+            "process ids of this host",
+            "run the daemon on the host, or the container with the host's pid namespace; limits hold all the same",
+        )
+    return passed("told by the daemon")
+
+
+def client_limits(look: InstanceLook) -> Finding:
+    """No client shook off its limit or got in without one (B04)."""
+    if look.why_no_answer:
+        return unknown(look.why_no_answer)
+    if look.status.client_findings:
+        return failed(
+            some(look.status.client_findings),
+            "each client within the limit",
+            "take CUDA_MPS_PINNED_DEVICE_MEM_LIMIT out of its environment and start it anew",
+            *look.status.client_findings,
+        )
+    unclear = [
+        f"{one}: {one.cannot_tell}" for server in look.status.servers for one in server.clients if one.cannot_tell
+    ]
+    if unclear:
+        return unknown(some(unclear), "", "", *unclear)
+    return passed("every client holds its limit")
+
+
+def older_limits(look: InstanceLook) -> Finding:
+    """Clients that connected before a change keep what they had: no fault, and worth a note."""
+    if look.why_no_answer:
+        return unknown(look.why_no_answer)
+    older = [f"{one} {one.older}" for server in look.status.servers for one in server.clients if one.older]
+    if older:
+        return passed(f"{len(older)} clients hold an older limit until they are started anew", *older)
+    return passed("none")
+
+
+def client_count(look: InstanceLook) -> Finding:
+    """No device is near the driver's cap on client contexts (B18)."""
+    if look.why_no_answer:
+        return unknown(look.why_no_answer)
+    if not look.devices:
+        return unknown(look.host.seen.problem or "the GPUs are not known")
+    fullest = "no client"
+    for device in look.devices:
+        listed = look.processes.get(device.uuid)
+        # A client may use one device of several; without NVML's list each is taken to use all.
+        count = len(look.status.clients) if listed is None else sum(one.kind == CLIENT for one in listed)
+        cap = fit.cap_of(fitting.card(device, look.host.seen.driver))
+        found = f"{count} clients on {device}, the cap is {cap}"
+        expected = f"fewer than {fit.NEAR_CAP:.0%} of the cap; it counts contexts, a process may have several"
+        if count >= cap:
+            return failed(f"{found}: the next one is refused (error 808)", expected, "spread them over more GPUs")
+        if count >= fit.NEAR_CAP * cap:
+            return warned(found, expected, "spread them over more GPUs")
+        fullest = found
+    return passed(fullest)
+
+
+def client_connections(look: InstanceLook) -> Finding:
+    """No client's CUDA_DEVICE_MAX_CONNECTIONS lowers the cap (B18)."""
+    lines = []
+    for process in _clients(look):
+        value = fit.max_connections_of(procfs.environment(process.pid) or {})
+        if fit.lowers_cap(value):
+            lines.append(f"pid {process.pid} ({process.command}) has {fit.MAX_CONNECTIONS}={value}")
+    if lines:
+        return warned(some(lines), "at most 2: more lowers the number of possible clients", "leave it out", *lines)
+    return _unread(look) or passed("2 or not set")
+
+
+def client_variables(look: InstanceLook) -> Finding:
+    """No unknown CUDA_MPS_* name and no quotes inside a value, in clients and in what stays outside (B04)."""
+    lines = []
+    for process in _processes(look):
+        odd = mps_variables.oddities(procfs.environment(process.pid) or {})
+        lines += [f"pid {process.pid} ({process.command}): {line}" for line in odd]
+    if lines:
+        return warned(
+            some(lines),
+            "names that MPS knows, values without quotes",
+            "correct it where the process is started",
+            *lines,
+        )
+    return _unread(look) or passed("as MPS knows them")
+
+
+def _clients(look: InstanceLook) -> list[GpuProcess]:
+    return [one for one in _processes(look) if one.kind == CLIENT]
+
+
+def _unread(look: InstanceLook) -> Optional[Finding]:
+    """The first process whose environment may not be read."""
+    if not look.devices or len(look.processes) < len(look.devices):
+        return unknown(look.host.seen.problem or "NVML does not list the processes")
+    closed = [one.pid for one in _clients(look) if procfs.environment(one.pid) is None]
+    return unknown(f"the environment of pid {closed[0]} cannot be read", remedy="ask as root") if closed else None
+
+
+def waiting_clients(look: InstanceLook) -> Finding:
+    """Nobody waits behind another user's clients (B20)."""
+    if look.log_problem:
+        return unknown(look.log_problem)
+    serving = sorted({str(server.uid) for server in look.status.servers if server.uid is not None})
+    waiting = {pid: uid for pid, uid in look.log.waiting.items() if procfs.alive(pid)}
+    if not waiting:
+        return passed("nobody")
+    lines = [f"pid {pid} of user {uid} ({procfs.command(pid)})" for pid, uid in waiting.items()]
+    behind = f" behind user {', '.join(serving)}" if serving else ", and no server is there"
+    return warned(
+        f"{some(lines)} waits{behind}",
+        "nobody waiting",
+        "one user at a time is served: run all as one user, or set mps_multi_user",
+        *lines,
+    )
+
+
+CHECKS: tuple[Callable[[InstanceLook], Finding], ...] = (
+    gpu_processes,
+    client_pids,
+    client_limits,
+    older_limits,
+    client_count,
+    client_connections,
+    client_variables,
+    waiting_clients,
+)

@@ -1,0 +1,98 @@
+"""Who may enter what: by mode, owner and groups, for a user or for everybody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Optional
+
+import pytest
+
+from mpsctl.proofs import way_in
+from mpsctl.proofs.way_in import User
+from mpsctl.values import mps_variables
+
+PUBLIC = Path("/run/nvidia-mps/0")
+DEVICES = ["GPU-aaaa1111", "GPU-bbbb2222"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "user", "enters"),
+    [
+        (0o755, User(None), True),
+        (0o751, User(None), True),
+        (0o750, User(None), False),
+        (0o700, User(0), True),
+        (0o700, User(31001), False),
+        (0o710, User(31001, (31002,)), False),
+        (0o001, User(31001), True),
+    ],
+)
+def test_who_may_enter(root: Path, mode: int, user: User, enters: bool) -> None:
+    closed = root / "a"
+    (closed / "b").mkdir(parents=True)
+    closed.chmod(mode)
+    found = way_in.closed_directory(closed / "b", user, top=root)
+    assert (found is None) == enters
+    if found:
+        assert found.startswith(f"{closed}, on the way")
+        assert f"mode {mode:04o}" in found
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "group", "enters"),
+    [(0o700, True, False, True), (0o077, True, True, False), (0o070, False, True, True), (0o707, False, True, False)],
+)
+def test_the_owner_and_the_group_have_their_own_bits(
+    root: Path, mode: int, owner: bool, group: bool, enters: bool
+) -> None:
+    class About:
+        st_mode, st_uid, st_gid = 0o040000 | mode, 31001, 31002
+
+    user = User(31001 if owner else 31009, (31002,) if group else ())
+    assert user.may(About(), 1) == enters  # type: ignore[arg-type]
+
+
+def test_the_first_closed_one_is_named_and_the_way_begins_where_it_is_told(root: Path) -> None:
+    outer, inner = root / "outer", root / "outer/inner"
+    inner.mkdir(parents=True)
+    for directory in (outer, inner):
+        directory.chmod(0o700)
+    assert str(way_in.closed_directory(inner, User(None), top=root)).startswith(f"{outer},")
+    assert str(way_in.closed_directory(inner, User(None), top=inner)).startswith(f"{inner},")
+
+
+def test_what_a_process_sees_lies_below_its_own_root(root: Path) -> None:
+    (root / "run").mkdir()
+    assert way_in.absent(Path("/run/x"), root)
+    (root / "run/x").mkdir()
+    assert not way_in.absent(Path("/run/x"), root)
+    (root / "run").chmod(0o700)
+    assert "/run, on the way" in str(way_in.closed_directory(Path("/run/x"), User(31001), root))
+
+
+@pytest.mark.parametrize(
+    ("environment", "wrong"),
+    [
+        ({}, "CUDA_MPS_PIPE_DIRECTORY=(none) instead of /run/nvidia-mps/0"),
+        ({"CUDA_MPS_PIPE_DIRECTORY": ""}, "CUDA_MPS_PIPE_DIRECTORY=(none) instead of /run/nvidia-mps/0"),
+        ({"CUDA_MPS_PIPE_DIRECTORY": "/run/nvidia-mps/1"}, "=/run/nvidia-mps/1 instead of"),
+        ({"CUDA_MPS_PIPE_DIRECTORY": "/run/nvidia-mps/0/"}, None),
+        ({"CUDA_MPS_PIPE_DIRECTORY": str(PUBLIC), "CUDA_VISIBLE_DEVICES": "1"}, None),
+        ({"CUDA_MPS_PIPE_DIRECTORY": str(PUBLIC), "CUDA_VISIBLE_DEVICES": "2"}, "names no GPU of this instance"),
+        ({"CUDA_MPS_PIPE_DIRECTORY": str(PUBLIC), "CUDA_VISIBLE_DEVICES": ""}, "names no GPU of this instance"),
+        ({"CUDA_MPS_PIPE_DIRECTORY": str(PUBLIC), "CUDA_VISIBLE_DEVICES": "GPU-bbbb"}, None),
+        ({"CUDA_MPS_PIPE_DIRECTORY": str(PUBLIC), "CUDA_VISIBLE_DEVICES": "GPU-cccc"}, "names no GPU"),
+    ],
+)
+def test_variables_that_lead_elsewhere(environment: dict[str, str], wrong: Optional[str]) -> None:
+    found = way_in.wrong_variables(environment, PUBLIC, DEVICES)
+    assert found is None if wrong is None else wrong in str(found)
+
+
+@pytest.mark.parametrize("name", mps_variables.KNOWN)
+def test_every_known_variable_is_one_and_its_misspelling_is_led_back_to_it(name: str) -> None:
+    assert mps_variables.oddities({name: "1", "PATH": "'"}) == []
+    (odd,) = mps_variables.oddities({name + "S": "1"})
+    assert f"; {name} is the nearest" in odd
+    (odd,) = mps_variables.oddities({name: "''0=1G''"})
+    assert "quotes inside the value" in odd
