@@ -20,13 +20,15 @@ TOP = Path("/")
 
 @dataclass(frozen=True)
 class User:
-    """Whose permissions count. ``uid`` None stands for any user: what is open to others."""
+    """Whose permissions count. ``uid`` None stands for any user, or any member of ``gids`` where those are named."""
 
     uid: Optional[int]
     gids: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return "every user" if self.uid is None else f"user {self.uid}"
+        if self.uid is not None:
+            return f"user {self.uid}"
+        return f"a member of group {', '.join(map(str, self.gids))}" if self.gids else "every user"
 
     def may(self, about: os.stat_result, bit: int) -> bool:
         """Whether the mode gives the user ``bit``: 4 to read, 2 to write, 1 to enter."""
@@ -35,7 +37,7 @@ class User:
         mode = stat.S_IMODE(about.st_mode)
         if self.uid is not None and about.st_uid == self.uid:
             return bool(mode & bit << 6)
-        if self.uid is not None and about.st_gid in self.gids:
+        if about.st_gid in self.gids:
             return bool(mode & bit << 3)
         return bool(mode & bit)
 

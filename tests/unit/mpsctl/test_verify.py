@@ -12,6 +12,7 @@ from typing import Callable, Optional
 import pytest
 
 from fakes import FakeDaemon, Host, h200, uuid
+from mpsctl.acts import apply
 from mpsctl.cli import verify as cli
 from mpsctl.outside import hardware, procfs
 from mpsctl.proofs import verify as proofs
@@ -421,6 +422,30 @@ def test_a_rounded_limit_that_nothing_proves_is_not_passed(live: Host) -> None:
 
 
 # -- servers
+
+
+def without_the_pid_file(host: Host) -> None:
+    """A control daemon before 550 writes none."""
+    private = Path(host.processes[host.running().pid].environment["CUDA_MPS_PIPE_DIRECTORY"])  # type: ignore[index]  # readable
+    (private / "nvidia-cuda-mps-control.pid").unlink()
+
+
+def test_a_daemon_that_lets_every_user_change_limits(live: Host) -> None:
+    without_the_pid_file(live)
+    assert "set mps_group" in only(live, "limits-guarded", WARN).remedy
+
+
+def test_with_a_group_only_its_members_can_and_may_enter(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    gid = os.getegid()
+    monkeypatch.setattr(procfs, "gid", lambda name: gid)
+    live.wish(DeviceMemoryLimit="4G", ActiveThreadPercentage=50, ClientPriority=1, Group="mps")
+    live.processes[live.running().pid].gids = (gid,)
+    without_the_pid_file(live)
+    apply.apply(live.world, "0", live.running().pid)
+    found = {one.name: one for one in verify(live).instances["0"]}
+    assert found["limits-guarded"].level == PASS
+    assert found["pipe-directory-access"].level == PASS
+    assert found["pipe-directory-access"].found.startswith(f"a member of group {gid} may enter")
 
 
 @pytest.mark.parametrize(("state", "level"), [("FAULT", FAIL), ("INITIALIZING", WARN)])

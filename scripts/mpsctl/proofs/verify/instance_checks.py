@@ -18,6 +18,7 @@ from mpsctl.values.gpu import DEFAULT
 
 _DAEMON_FILES = ("control", "control_privileged", "control_lock", "log")
 """Those of every daemon; a file with its pid is there from 550 on (control daemons 535, 550, 555)."""
+_PID_FILE = "nvidia-cuda-mps-control.pid"
 _LOOP = 3
 """So many servers of one user that failed in a row without a client are a loop (a daemon tries six times)."""
 
@@ -166,11 +167,28 @@ def pipe_directory_access(look: InstanceLook) -> Finding:
     return passed(f"{user} may enter {look.public}")
 
 
+def limits_guarded(look: InstanceLook) -> Finding:
+    """Nobody but root changes limits. Daemons before 550, which write no pid file, let everyone who connects do it."""
+    directory = _served(look)
+    if directory is not None and os.path.lexists(directory / _PID_FILE):
+        return passed("the control daemon lets nobody but root change limits")
+    if directory is None or not all(os.path.lexists(directory / name) for name in _DAEMON_FILES):
+        return unknown("the daemon's directory cannot be read" if look.pid else _no_daemon(look))
+    if look.instance.group is not None:
+        return passed(f"the members of the group {look.instance.group} may change limits, nobody else")
+    return warned(
+        "every local user may change the limits of this control daemon (older than 550)",
+        "a daemon that refuses it, or a group",
+        "set mps_group to those who may connect, or upgrade the driver",
+    )
+
+
 def _who_connects(look: InstanceLook) -> Optional[way_in.User]:
     """Whoever has to get in: every user, or the server's; None where this host does not have that one."""
     name = look.instance.server_user
     if name is None or look.instance.multi_user:
-        return way_in.User(None)
+        gid = configuration.gid_of(look.instance)
+        return way_in.User(None) if gid is None else way_in.User(None, (gid,))
     import pwd
 
     try:
@@ -428,6 +446,7 @@ CHECKS: tuple[Callable[[InstanceLook], Finding], ...] = (
     gate,
     pipe_directory_files,
     pipe_directory_access,
+    limits_guarded,
     gpus_present,
     gpus_served,
     compute_mode,
