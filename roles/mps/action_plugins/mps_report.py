@@ -1,4 +1,4 @@
-"""Writes one report on all hosts of the play, on the controller, and fails if a host does.
+"""Writes one report on all hosts of the play, on the controller.
 
 The sidecar library/mps_report.py holds the documentation.
 """
@@ -54,8 +54,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             directory.mkdir(parents=True, exist_ok=True)
             for path, text in files.items():
                 path.write_text(text + "\n", encoding="utf-8")
-        result.update(changed=False, worst=made["worst"], page=str(directory / f"{name}.html"))
         written = "" if self._task.check_mode else f"; the report: {directory / f'{name}.html'}"
-        result["msg"] = f"{report.summary(made)}{written}"
-        result["failed"] = report.fails(made)
-        return result
+        return {
+            **result,
+            "_ansible_verbose_always": True,
+            "changed": False,
+            "msg": f"{report.summary(made)}{written}",
+            "worst": made["worst"],
+            "page": str(directory / f"{name}.html"),
+            "failing": {host: about["first"] for host, about in made["hosts"].items() if report.fails(about["level"])},
+        }

@@ -9,7 +9,8 @@ short_description: Write one report on what mpsctl verify found on all hosts
 description:
   - Takes the results of M(mps_host) with O(mps_host#module:phase=verify) of every host of the play and writes
     C(verify.json) and C(verify.html) on the controller. The page is one file and needs no network.
-  - Fails if a host fails, is unreachable or has no instance. Warnings fail nothing.
+  - A host fails if one of its checks does, if it is unreachable or has no instance. Warnings fail nothing.
+  - The task itself never fails; RV(failing) is for the task behind it.
 options:
   results:
     description: The name of the variable that each host's result was registered in. Either it or O(ledger).
@@ -53,6 +54,10 @@ worst:
   description: The worst level of all hosts, pass, warn, fail or cannot tell.
   returned: always
   type: str
+failing:
+  description: The hosts that fail, each with what matters most of it.
+  returned: always
+  type: dict
 page:
   description: Where the page lies on the controller.
   returned: always

@@ -147,9 +147,9 @@ def _in_order(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return sorted(report["hosts"].items(), key=lambda pair: _severity(pair[1]["level"]))
 
 
-def fails(report: Mapping[str, Any]) -> bool:
-    """Whether any host fails; warnings and what cannot be told fail nothing."""
-    return bool(report["worst"] == FAIL)
+def fails(level: str) -> bool:
+    """Whether a host of this level fails; warnings and what cannot be told fail nothing."""
+    return level == FAIL
 
 
 def summary(report: Mapping[str, Any], shown: int = 4) -> str:
