@@ -12,6 +12,7 @@ import re
 import subprocess
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Iterator
 
 from .conftest import PROJECT, LabHost, hosts
@@ -54,14 +55,14 @@ class Rollout:
     prefix: str
     hosts: list[LabHost]
 
-    def play(self, playbook: str, *arguments: str) -> Played:
+    def play(self, playbook: str, *arguments: str, config: Path = PROJECT / "ansible.cfg") -> Played:
         done = subprocess.run(
             ["ansible-playbook", "-i", "inventories/lab", "-l", "gpu-nodes", *arguments, playbook],
             cwd=PROJECT,
             env={
                 **os.environ,
                 "MPS_LAB_PREFIX": self.prefix,
-                "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"),
+                "ANSIBLE_CONFIG": str(config),
                 "ANSIBLE_NOCOLOR": "1",
             },
             capture_output=True,

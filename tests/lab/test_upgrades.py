@@ -1,0 +1,58 @@
+"""From every earlier release, site.yml brings running hosts to the present state, and restarts no daemon for it.
+
+A release is a commit that CHANGELOG.md names. Its own playbook sets the hosts up, then the present one runs.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tarfile
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from .conftest import PROJECT, LabHost, hosts
+from .rollout import Rollout, found_on
+
+_RELEASE = re.compile(r"^## (?P<version>\d+\.\d+\.\d+) \(\d{4}-\d\d-\d\d, (?P<commit>[0-9a-f]{40})\)$", re.MULTILINE)
+RELEASES = dict(_RELEASE.findall((PROJECT / "CHANGELOG.md").read_text(encoding="utf-8")))
+
+
+def test_there_are_releases_to_come_from() -> None:
+    assert "0.1.0" in RELEASES
+
+
+def release(commit: str, folder: Path) -> Path:
+    """The project as it was released."""
+    packed = subprocess.run(["git", "archive", commit], cwd=PROJECT, capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=BytesIO(packed)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+def starts(host: LabHost) -> str:
+    return host.run("systemctl show --value -p MainPID,NRestarts mps-control@0 mps-control@1")
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_a_running_host_comes_to_the_present_without_a_restart(version: str, tmp_path: Path) -> None:
+    former = release(RELEASES[version], tmp_path)
+    with hosts("upg", "--hosts", "2", "--gpus", "2") as booted:
+        fleet = Rollout("upg", booted)
+        first = fleet.play(str(former / "site.yml"), config=former / "ansible.cfg")
+        assert first.exit_code == 0, first.output
+        before = [starts(host) for host in booted]
+        limits = [found_on(host).limits for host in booted]
+        upgraded = fleet.play("site.yml")
+        assert upgraded.exit_code == 0, upgraded.output
+        assert [starts(host) for host in booted] == before
+        assert [found_on(host).limits for host in booted] == limits
+        assert upgraded.output.count("take it at their next start") == len(booted), upgraded.output
+        for host in booted:
+            host.run("mpsctl status")
+        again = fleet.play("site.yml")
+        assert re.findall(r"changed=(\d+)", again.output) == ["0"] * len(booted), again.output
+        for host in booted:
+            host.run("systemctl restart mps-control@0 mps-control@1 && mpsctl status")
