@@ -6,7 +6,8 @@ It creates one context, looks at what it may have, and prints one JSON line:
 ``init_s``/``context_s``. With ``--allocate-mib N`` it tries to allocate N MiB in one piece and says
 whether that worked; with ``--hold-s S`` it keeps the context that long, with ``--hold-while FILE`` as long as
 there is that file, probing it all the time, and prints a second line that says how it ended and what is free
-to it then. A CUDA error ends it with exit code 1 and a JSON line that
+to it then. ``--take-mib N`` keeps N MiB meanwhile (or as much of it as there is, with ``--take-all``); with
+``--fault-on FILE`` it writes to an illegal address as soon as there is that file. A CUDA error ends it with exit code 1 and a JSON line that
 names the call and the code.
 """
 
@@ -26,6 +27,22 @@ class CudaError(Exception):
         self.call, self.code, self.name = call, code, name
 
 
+WILD_WRITE = b"""
+.version 6.0
+.target sm_50
+.address_size 64
+.visible .entry wild_write()
+{
+    .reg .u64 %address;
+    .reg .u32 %value;
+    mov.u64 %address, 16;
+    mov.u32 %value, 1;
+    st.global.u32 [%address], %value;
+    ret;
+}
+\0"""
+
+
 class Cuda:
     def __init__(self) -> None:
         self._lib = ctypes.CDLL("libcuda.so.1")
@@ -42,6 +59,28 @@ class Cuda:
         self.call("cuDeviceGetAttribute", ctypes.byref(value), which, device)
         return value.value
 
+    def take_mib(self, wanted_mib: int, as_much_as_there_is: bool) -> int:
+        """Allocate and keep memory; how much it was."""
+        taken_mib, piece_mib = 0, wanted_mib
+        while taken_mib < wanted_mib and piece_mib:
+            piece_mib = min(piece_mib, wanted_mib - taken_mib)
+            pointer = ctypes.c_uint64()
+            try:
+                self.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(piece_mib << 20))
+                taken_mib += piece_mib
+            except CudaError:
+                if not as_much_as_there_is:
+                    raise
+                piece_mib //= 2
+        return taken_mib
+
+    def write_wildly(self) -> None:
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        self.call("cuModuleLoadData", ctypes.byref(module), WILD_WRITE)
+        self.call("cuModuleGetFunction", ctypes.byref(function), module, b"wild_write")
+        self.call("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, None, None, None)
+        self.call("cuCtxSynchronize")
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -50,6 +89,9 @@ def main() -> int:
     parser.add_argument("--allocate-mib", type=int, action="append", default=[])
     parser.add_argument("--hold-s", type=float, default=0.0)
     parser.add_argument("--hold-while", metavar="FILE")
+    parser.add_argument("--take-mib", type=int, default=0)
+    parser.add_argument("--take-all", action="store_true")
+    parser.add_argument("--fault-on", metavar="FILE")
     options = parser.parse_args()
     if options.uid is not None:
         os.setgroups([])
@@ -79,10 +121,14 @@ def main() -> int:
                 said[f"allocate_{size_mib}_mib"] = "ok"
             except CudaError as error:
                 said[f"allocate_{size_mib}_mib"] = error.code
+        if options.take_mib:
+            said["taken_mib"] = cuda.take_mib(options.take_mib, options.take_all)
         print(json.dumps(said), flush=True)
         end = time.monotonic() + options.hold_s
         while time.monotonic() < end or (options.hold_while and os.path.exists(options.hold_while)):
             time.sleep(0.2)
+            if options.fault_on and os.path.exists(options.fault_on):
+                cuda.write_wildly()
             cuda.call("cuCtxSynchronize")
         if options.hold_s or options.hold_while:
             cuda.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
