@@ -7,8 +7,8 @@ It creates one context, looks at what it may have, and prints one JSON line:
 whether that worked; with ``--hold-s S`` it keeps the context that long, with ``--hold-while FILE`` as long as
 there is that file, probing it all the time, and prints a second line that says how it ended and what is free
 to it then. ``--take-mib N`` keeps N MiB meanwhile (or as much of it as there is, with ``--take-all``); with
-``--fault-on FILE`` it writes to an illegal address as soon as there is that file. A CUDA error ends it with exit code 1 and a JSON line that
-names the call and the code.
+``--fault-on FILE`` it writes to an illegal address as soon as there is that file. A CUDA error ends it with exit
+code 1 and a JSON line that names the call and the code.
 """
 
 from __future__ import annotations
