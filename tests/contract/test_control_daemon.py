@@ -16,10 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import FakeDaemon
-from mpsctl.acts import apply, stop
+from mpsctl.acts import apply, drain, stop, terminate
 from mpsctl.outside import daemon as control
 from mpsctl.outside import pipe, procfs
 from mpsctl.outside.daemon import NotServed, Server, Unreachable
+from mpsctl.proofs.clients import Client
+from mpsctl.state import configuration
 from mpsctl.state.wish import Wish, steps
 from mpsctl.values import quantity
 from mpsctl.values.errors import BadValue, NotReady
@@ -162,6 +164,56 @@ def test_stop_ends_the_daemon_and_closes_the_gate(host: RealDaemonHost) -> None:
     assert not host.gate_is_open()
     assert not procfs.alive(daemon.pid)
     assert daemon.process.wait() == 0
+
+
+# -- a drain
+
+
+def drained(host: RealDaemonHost, timeout_s: int) -> drain.Drained:
+    (found,) = drain.drain(host.world, [configuration.load(host.world, "0")], timeout_s)
+    return found
+
+
+def test_a_drained_daemon_stays_up_and_closed_over_a_new_start_until_undrain(host: RealDaemonHost) -> None:
+    public = host.wish(DeviceMemoryLimit="900M")
+    first = host.bring_up()
+    assert drained(host, 5).empty
+    through = control.FrontEnd(public, binary=first.binary)
+    with pytest.raises(Unreachable):
+        through.ask([f"get_{LIMIT}"])
+    assert limit_of(first) == ["900M"]
+    first.end()
+    second = host.bring_up()
+    assert not host.gate_is_open()
+    assert limit_of(second) == ["900M"]
+    drain.undrain(host.world, "0")
+    assert through.ask([f"get_{LIMIT}"]) == [["900M"]]
+
+
+def test_a_stopped_daemon_is_drained_within_the_bound_and_never_taken_for_empty(host: RealDaemonHost) -> None:
+    host.wish(DeviceMemoryLimit="900M")
+    daemon = host.bring_up()
+    daemon.process.send_signal(signal.SIGSTOP)
+    try:
+        found = drained(host, 1)
+    finally:
+        daemon.process.send_signal(signal.SIGCONT)
+    assert not found.empty
+    assert found.unknown is not None
+    assert not host.gate_is_open()
+
+
+def test_a_client_that_the_daemon_does_not_know_gets_no_signal(host: RealDaemonHost) -> None:
+    host.wish(DeviceMemoryLimit="900M")
+    daemon = host.bring_up()
+    with subprocess.Popen(["/bin/sleep", "600"]) as child:
+        try:
+            client = Client(child.pid, 0, "root", "sleep", None, [], [], procfs.started_at(child.pid))
+            (ended,) = terminate.end(host.world, daemon.front_end(), [(daemon.pid, client)])
+            assert (ended.taken_off, ended.left) == (False, True)
+            assert child.poll() is None
+        finally:
+            child.kill()
 
 
 # -- the gate

@@ -16,7 +16,7 @@ from ansible.plugins.action import ActionBase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "plugin_utils"))
 
-from mps_role import ansible_values, courier, packages, report, request, rollout, variables
+from mps_role import ansible_values, courier, held_back, packages, report, request, rollout, variables
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no types
@@ -56,7 +56,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         answer, sent = self._ask(json.dumps(wish), places["_mps_program"], arguments, check, task_vars)
         if arguments["atomic"]:  # a package is installed by site.yml alone
             values["mps_package"] = False
-        result.update(self._reading(answer, values, arguments["phase"], check_mode, task_vars["inventory_hostname"]))
+        result.update(self._reading(answer, values, arguments, check_mode, task_vars["inventory_hostname"]))
         result["program_sent"] = sent
         if arguments["atomic"] and not check and result.get("failed"):
             result["msg"] = rollout.stopped(
@@ -124,10 +124,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         return {"failed": True, "msg": refused, "refused": refused}
 
     def _reading(
-        self, answer: dict[str, Any], values: dict[str, Any], phase: str, check_mode: bool, host: str
+        self, answer: dict[str, Any], values: dict[str, Any], arguments: dict[str, Any], check_mode: bool, host: str
     ) -> dict[str, Any]:
         """The task's result out of the program's answer."""
-        look = phase == "look"
+        phase, look = arguments["phase"], arguments["phase"] == "look"
         missing: dict[str, str] = answer.get("missing") or {}
         wanted = values["mps_package"]
         described = dict(answer.get("host") or {})
@@ -136,13 +136,19 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         if to_install:
             actions.insert(0, f"install the package of {missing['what']}")
         needed = to_install or bool(answer.get("changed") and not missing)
+        waiting = [
+            held_back.line(entry, values["mps_on_clients"], values["mps_drain_timeout_s"], look or check_mode)
+            for entry in answer.get("pending") or ()
+        ]
+        told_later = bool(waiting) and not check_mode and not arguments["atomic"]  # tasks/held_back.yml, with an error
         reading: dict[str, Any] = {
             "changed": needed and (check_mode or not look),
-            "needed": needed,
+            "needed": needed or (look and told_later),
             "refused": None,
             "missing": missing or None,
             "actions": actions,
             "pending": answer.get("pending") or [],
+            "waiting": waiting,
             "instances": answer.get("instances") or {},
             "host": described,
             "package": wanted if to_install and isinstance(wanted, str) else None,
@@ -150,8 +156,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         }
         if check_mode or not look:
             reading["diff"] = answer.get("diff") or []
-        if check_mode or not (look and needed):  # else converge says it
-            reading["warnings"] = [*(answer.get("warnings") or ()), *map(_waiting, reading["pending"])]
+        if check_mode or not (look and reading["needed"]):  # else converge says it
+            reading["warnings"] = [*(answer.get("warnings") or ()), *([] if told_later else waiting)]
         refused = answer.get("refused") or (packages.refusal(described, wanted) if to_install else None)
         if refused:
             reading.update(self._not_done(phase, f"{host}: {refused}"))
@@ -160,8 +166,3 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             put_back = {"put_back": answer["put_back"]} if answer.get("put_back") is not None else {}
             return {"failed": True, "msg": problem, "changed": reading["changed"], "actions": actions, **put_back}
         return reading
-
-
-def _waiting(pending: dict[str, Any]) -> str:
-    clients = ", ".join(f"{client['pid']} ({client['command']})" for client in pending["clients"])
-    return f"instance {pending['instance']} waits for its clients to leave: {pending['why']}; clients: {clients}"

@@ -71,7 +71,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 needed:
-  description: Whether the host differs from the wished state.
+  description: Whether there is something to do, if only a restart that waits for clients.
   returned: success
   type: bool
 refused:
@@ -92,6 +92,11 @@ pending:
   returned: success
   type: list
   elements: dict
+waiting:
+  description: A line for each of these, as people are told.
+  returned: success
+  type: list
+  elements: str
 instances:
   description: Each instance as read back from the host.
   returned: success

@@ -18,7 +18,7 @@ from mpsctl.acts import compute_modes
 from mpsctl.outside import daemon as control
 from mpsctl.outside import pipe, procfs
 from mpsctl.outside.daemon import Daemon
-from mpsctl.state import configuration, record, witness
+from mpsctl.state import configuration, drains, record, witness
 from mpsctl.state.record import InForce
 from mpsctl.state.wish import Step, Wish, memory_of, steps
 from mpsctl.state.world import World
@@ -70,8 +70,19 @@ def apply(world: World, name: str, main_pid: Optional[int] = None) -> list[str]:
     record.write(world, name, wish.recorded(pid, started_at, known.since_s if known else world.now_s()))
     if pipe.restrict(running.pipe_directory, gid):
         changes.append(f"who may connect: {f'the group {instance.group}' if instance.group else 'everyone'}")
-    pipe.open_gate(Path(instance.pipe_directory), running.pipe_directory)
+    _let_in(world, instance, running)
     return changes
+
+
+def _let_in(world: World, instance: Instance, running: DaemonEnvironment) -> None:
+    """Open the gate, unless the instance is drained; looked at again behind it, as a drain may begin in between."""
+    public = Path(instance.pipe_directory)
+    if drains.read(world, instance.name) is None:
+        pipe.open_gate(public, running.pipe_directory)
+    drained = drains.read(world, instance.name)
+    if drained is not None:
+        pipe.close_gate(public)
+        world.say(f"drained since {drained.since}: no client is let in before `mpsctl undrain {instance.name}`")
 
 
 def _main_pid(world: World, instance: Instance) -> int:

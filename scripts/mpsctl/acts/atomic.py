@@ -11,11 +11,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Sequence
 
+from mpsctl.acts import terminate
 from mpsctl.outside import daemon as control
-from mpsctl.outside import files, pipe
+from mpsctl.outside import files
 from mpsctl.proofs import status as proofs
 from mpsctl.proofs.status import Status
-from mpsctl.state import configuration, wish
+from mpsctl.state import configuration, record, wish
 from mpsctl.state.world import World
 from mpsctl.values.errors import BadValue, MpsctlError, NotInForce, NotReady
 from mpsctl.values.gpu import Gpu
@@ -161,10 +162,10 @@ def _set_unmanaged(world: World, instance: Instance, found: Sequence[tuple[str, 
     due = [reading for _, readings in found for reading in readings]
     if not due:
         return
-    private = pipe.behind_gate(Path(instance.pipe_directory))
-    if private is None:
-        raise NotReady(f"the gate of {instance.pipe_directory} is closed")
-    daemon = world.daemon_of(instance.name, private)
+    running = record.read(world, instance.name)
+    if running is None:
+        raise NotReady(f"no daemon of {instance.unit} is on record")
+    daemon = terminate.running_daemon(world, instance, running.pid)
     known = {server for server, _ in found}
     defaults = next(readings for server, readings in found if not server)
     for server in control.servers(daemon):

@@ -1,27 +1,25 @@
 """A look at every active instance in bounded time, for a timer; and what becomes of clients that escaped.
 
 Nothing is restarted or set here. The one thing that may be done, and only where the instance's file says so,
-is to have the daemon end a client that shook off its limit, once it has been seen so for the grace time. A
-signal to the process would leave its work on the GPU undefined (NVIDIA's documentation): the daemon takes it
-off the GPU in 10 ms, it sees error 810, and its neighbours nothing (driver 580, H200).
+is to have the daemon end a client that shook off its limit, once it has been seen so for the grace time. Its
+process gets no signal: `acts/terminate.py` says what it sees.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Optional, Sequence
+from typing import Any, Optional
 
-from mpsctl.outside import procfs
-from mpsctl.outside.daemon import Daemon, NotServed
+from mpsctl.acts import terminate
+from mpsctl.outside.daemon import Bounded, Daemon
 from mpsctl.proofs import status as proofs
 from mpsctl.proofs.clients import Client
 from mpsctl.proofs.status import ServerStatus, Status
 from mpsctl.state import configuration, escapes
 from mpsctl.state.escapes import Escape
 from mpsctl.state.world import World
-from mpsctl.values import daemon_environment
-from mpsctl.values.errors import BadValue, MpsctlError
+from mpsctl.values.errors import BadValue
 from mpsctl.values.instance import TERMINATE, Instance
 
 INSTANCE_BOUND_S = 5
@@ -45,19 +43,6 @@ class Health:
         return asdict(self)
 
 
-class _Hurried:
-    """A daemon whose answers, all together, may take until ``end_s``."""
-
-    def __init__(self, world: World, daemon: Daemon, end_s: float) -> None:
-        self._world, self._daemon, self._end_s = world, daemon, end_s
-
-    def ask(self, commands: Sequence[str], deadline_s: float = 10) -> list[list[str]]:
-        left_s = self._end_s - self._world.now_s()
-        if left_s <= 0:
-            raise NotServed("the control daemon did not answer in time for this look; nothing was restarted")
-        return self._daemon.ask(commands, min(deadline_s, round(left_s, 1) or 0.1))
-
-
 def health(world: World) -> list[Health]:
     """The health of every active instance; those that do not run are `mpsctl status`'s business.
 
@@ -76,14 +61,15 @@ def health(world: World) -> list[Health]:
     for instance in active:
         hurried = _hurried(world, min(end_s, world.now_s() + INSTANCE_BOUND_S))
         (status,) = proofs.look(hurried, [instance], gpus, problem, shown)
-        found[instance.name] = Health(instance.name, findings=list(status.findings))
+        # A drain is somebody's will, and no alarm.
+        found[instance.name] = Health(instance.name, [line for line in status.findings if line != status.drained])
         _look_after_escapes(hurried, instance, status, found[instance.name])
     return [found[name] for name in sorted(found, key=configuration.natural)]
 
 
 def _hurried(world: World, end_s: float) -> World:
     def daemon(pipe_directory: Path, lock: Optional[Path]) -> Daemon:
-        return _Hurried(world, world.daemon(pipe_directory, lock), end_s)
+        return Bounded(world.daemon(pipe_directory, lock), world.now_s, end_s)
 
     return replace(world, daemon=daemon)
 
@@ -120,21 +106,10 @@ def _after_grace(
     if left_s > 0:
         health_.actions.append(f"{client} will be ended by the daemon in {left_s:.0f} s if it stays")
         return known
-    if client.started_at is None or procfs.started_at(client.pid) != client.started_at:
-        return known  # it has gone, or its pid is another process's by now
-    command = f"terminate_client {server.pid} {client.pid}"
-    try:
-        answer = " ".join(_daemon(world, instance, status).ask([command])[0])
-    except MpsctlError as error:
-        health_.findings.append(f"{client} could not be ended: {error}")
-        return known
-    if answer != "0":
-        health_.findings.append(f"{client} could not be ended: `{command}` answered {answer or 'nothing'}")
-        return known
-    health_.actions.append(f"{client} was ended by the daemon (`{command}`), it sees error 810: {client.escaped}")
-    return replace(known, terminated=True)
-
-
-def _daemon(world: World, instance: Instance, status: Status) -> Daemon:
-    running = daemon_environment.of_process(procfs.environment(int(status.unit["main_pid"])))
-    return world.daemon_of(instance.name, running.pipe_directory if running else Path(instance.pipe_directory))
+    daemon = terminate.running_daemon(world, instance, int(status.unit["main_pid"]))
+    (ended,) = terminate.end(world, daemon, [(server.pid, client)], signals=False)
+    if ended.problem:
+        health_.findings.append(f"{client} could not be ended: {ended.problem}")
+    elif ended.taken_off:
+        health_.actions.append(f"{client}: {'; '.join(ended.steps)}: {client.escaped}")
+    return replace(known, terminated=ended.taken_off)

@@ -11,17 +11,33 @@ import hashlib
 import sys
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Iterable, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Sequence, TypeVar
 
 from mpsctl.acts import compute_modes, prepare, stop
 from mpsctl.outside import bytecode, files, hardware, procfs, systemd
 from mpsctl.proofs import status as proofs
 from mpsctl.proofs.status import Status
-from mpsctl.state import configuration
+from mpsctl.state import configuration, drains
 from mpsctl.state.world import World
 from mpsctl.values.errors import BadValue, MpsctlError, NotReady
 from mpsctl.values.gpu import Gpu
-from mpsctl.values.instance import Instance, check_gpus, one_gpu_twice, parse_conf
+from mpsctl.values.instance import (
+    DRAIN_TIMEOUT_S,
+    REFUSE,
+    TERMINATE,
+    Instance,
+    check_gpus,
+    check_on_clients,
+    check_timeout_s,
+    one_gpu_twice,
+    parse_conf,
+)
+
+if TYPE_CHECKING:
+    from mpsctl.acts.drain import Drained
+    from mpsctl.proofs.clients import Client
+
+T = TypeVar("T")
 
 FINGERPRINT = "# Managed by mps-fleet"
 """The beginning of the first line of every file that is ours; others are left alone."""
@@ -57,12 +73,15 @@ class Request:
     atomic: bool = False
     units: tuple[str, ...] = ()
     """units beside the instances' own that are to be enabled and active, such as timers"""
+    on_clients: str = REFUSE
+    """what becomes of a restart that would end clients: REFUSE, WAIT for ``drain_timeout_s``, or TERMINATE after it"""
+    drain_timeout_s: int = DRAIN_TIMEOUT_S
     remove: bool = False
     """everything of ours is to go instead"""
 
     @classmethod
     def from_json(cls, data: Any) -> Request:
-        """:raises BadValue: if the request is not of format 1."""
+        """:raises BadValue: if the request is not of format 1, or says nothing that can be done with clients."""
         try:
             if data["format"] != 1:
                 raise ValueError
@@ -75,13 +94,22 @@ class Request:
             units = tuple(str(name) for name in data.get("units") or ())
             per_gpu = None if template is None else str(template)
             atomic, remove = data.get("atomic") is True, data.get("remove") is True
-            return cls(listed, instances, per_gpu, atomic, units, remove)
+            policy = _checked(data, "on_clients", check_on_clients, REFUSE)
+            timeout_s = _checked(data, "drain_timeout_s", check_timeout_s, DRAIN_TIMEOUT_S)
+            return cls(listed, instances, per_gpu, atomic, units, policy, timeout_s, remove)
         except (KeyError, TypeError, ValueError):
             raise BadValue(
                 "a request that is not of format 1",
                 "a JSON object with format, files and instances",
                 "use a role and a program of the same release",
             ) from None
+
+
+def _checked(data: Mapping[str, Any], key: str, check: Callable[[object], T], default: T) -> T:
+    try:
+        return check(data[key]) if key in data else default
+    except BadValue as error:
+        raise error.named(key, f"mps_{key}") from None
 
 
 @dataclass
@@ -121,8 +149,12 @@ class _Plan:
     """the other wished units, as systemd shows them"""
     units_to_enable: list[str]
     bereft: list[str]
-    waiting: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
+    waiting: dict[str, tuple[str, list[Client]]] = field(default_factory=dict)
     """instances that are held back: why, and for which clients"""
+
+    def in_the_way(self) -> list[str]:
+        """Those of them whose own clients are the reason."""
+        return [name for name in self.waiting if self.statuses[name].clients]
 
     def rewritten(self, world: World) -> list[Instance]:
         """Those whose file is written anew."""
@@ -192,6 +224,13 @@ def reconcile(world: World, request: Request, check: bool, program: Optional[Pat
             answer.refused = _beyond_a_live_reload(world, plan)
         if answer.refused or (answer.missing and not check):
             return answer
+        if plan.in_the_way() and request.on_clients != REFUSE and not request.atomic:
+            if check:
+                _describe_drains(plan, request, answer)
+            else:
+                drained = _drain(world, plan, request, answer)
+                plan = _plan(world, request, instances, texts, gpus, program)
+                _give_up(world, [one for one in drained if one.instance in plan.waiting])
         _describe(world, plan, gpus, answer)
         if not check and answer.changed:
             carry_out = _carry_out_whole if request.atomic else _carry_out
@@ -199,6 +238,39 @@ def reconcile(world: World, request: Request, check: bool, program: Optional[Pat
     except (MpsctlError, OSError) as error:
         answer.error = str(error)
     return answer
+
+
+def _describe_drains(plan: _Plan, request: Request, answer: Answer) -> None:
+    then = " and end those that are left" if request.on_clients == TERMINATE else ""
+    for name in plan.in_the_way():
+        unit = f"mps-control@{name}.service"
+        count, why = len(plan.statuses[name].clients), plan.waiting[name][0]
+        action = f"drain {unit}, wait up to {request.drain_timeout_s} s for its {count} clients{then}: {why}"
+        describe_state(answer, action, unit, f"{count} clients", "no clients")
+
+
+def _drain(world: World, plan: _Plan, request: Request, answer: Answer) -> list[Drained]:
+    """Wait for the clients in the way, or end them, as the request says; who still has some gets the gate back."""
+    from mpsctl.acts import drain  # seldom needed, and a look has to be quick
+
+    wished = {instance.name: instance for instance in plan.instances}
+    instances = [wished.get(name) or configuration.load(world, name) for name in plan.in_the_way()]
+    drained = drain.drain(world, instances, request.drain_timeout_s, request.on_clients == TERMINATE, of_this_run=True)
+    for one in drained:
+        lines = [f"drain mps-control@{one.instance}.service: {line}" for line in one.progress]
+        if one.empty:
+            drains.forget_of_this_run(world, one.instance)  # the gate stays closed until the restart opens it
+        # A wait for nothing changes nothing; an end of clients does.
+        (answer.actions if one.empty or one.ended else answer.warnings).extend(lines)
+    _give_up(world, [one for one in drained if not one.empty])
+    return drained
+
+
+def _give_up(world: World, drained: Sequence[Drained]) -> None:
+    from mpsctl.acts import drain
+
+    for one in drained:
+        drain.give_up(world, one)
 
 
 def _beyond_a_live_reload(world: World, plan: _Plan) -> Optional[str]:
@@ -332,16 +404,17 @@ def _named_by_its_gpu(world: World, name: str) -> bool:
         return False
 
 
-def _who_waits(plan: _Plan, gpus: Sequence[Gpu]) -> dict[str, tuple[str, list[int]]]:
+def _who_waits(plan: _Plan, gpus: Sequence[Gpu]) -> dict[str, tuple[str, list[Client]]]:
     """An end of these daemons would end their clients; and who is to have a GPU of theirs waits with them."""
-    waiting = {
-        instance.name: (str(plan.statuses[instance.name].restart_needed), plan.statuses[instance.name].clients)
-        for instance in plan.to_restart()
-        if plan.statuses[instance.name].clients
-    }
-    for name in plan.leftovers:
-        if plan.statuses[name].clients:
-            waiting[name] = ("the instance is no longer wished", plan.statuses[name].clients)
+    ending = {one.name: str(plan.statuses[one.name].restart_needed) for one in plan.to_restart()}
+    ending.update(dict.fromkeys(plan.leftovers, "the instance is no longer wished"))
+    waiting = {}
+    for name, why in ending.items():
+        status = plan.statuses[name]
+        if status.clients:
+            waiting[name] = (why, status.connected)
+        elif status.clients_unknown:
+            waiting[name] = (f"{why}; its daemon does not answer, so who is connected cannot be told", [])
     due = [*plan.to_start(), *plan.to_restart()]
     while True:
         taken = {uuid: name for name in waiting for uuid in plan.statuses[name].serves}
@@ -410,7 +483,7 @@ def _describe(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) ->
     if not plan.files and _stale(plan):
         describe_state(answer, "reload systemd's units", "systemd", "older units loaded", "units as on disk")
     for name, (why, clients) in plan.waiting.items():
-        hold_back(answer, name, why, clients)
+        hold_back(world, answer, name, why, clients)
     if answer.missing and answer.actions:
         answer.warnings.append(
             f"{answer.missing['what']} is not installed yet: the unit is shown with its usual path {USUAL_DAEMON}"
@@ -463,15 +536,19 @@ def add_diff(answer: Answer, what: str, before: Optional[str], after: Optional[s
     )
 
 
-def hold_back(answer: Answer, name: str, why: str, clients: Sequence[int]) -> None:
+def hold_back(world: World, answer: Answer, name: str, why: str, clients: Sequence[Client]) -> None:
     """A restart would end these clients: it waits until they are gone, or the operator ends them."""
-    answer.pending.append(
+    described = [
         {
-            "instance": name,
-            "why": why,
-            "clients": [{"pid": pid, "uid": procfs.uid(pid), "command": procfs.command(pid)} for pid in clients],
+            "pid": client.pid,
+            "uid": client.uid,
+            "user": client.user,
+            "command": client.command,
+            "age_s": procfs.age_s(client.started_at, world.now_s()),
         }
-    )
+        for client in clients
+    ]
+    answer.pending.append({"instance": name, "why": why, "clients": described})
 
 
 def _carry_out(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) -> None:
@@ -512,6 +589,7 @@ def remove_instance(world: World, name: str) -> None:
         stop.restore_modes(world, configuration.load(world, name))
     except BadValue as error:
         world.say(f"the compute modes of {name} were left as they are: {error}")
+    drains.forget(world, name)
     world.places.conf(name).unlink(missing_ok=True)
     files.sync_directory(world.places.configuration)
 
@@ -555,7 +633,12 @@ def _read_back(world: World, plan: _Plan, answer: Answer, problems: Sequence[str
 
 
 def _about_clients(statuses: Iterable[Status]) -> list[str]:
-    return [f"{status.instance}: {line}" for status in statuses for line in status.client_findings]
+    """What is told, and fails no run: clients that escaped, and drains."""
+    lines = (
+        (status.instance, [*status.client_findings, *([status.drained] if status.drained else [])])
+        for status in statuses
+    )
+    return [f"{name}: {line}" for name, of_one in lines for line in of_one]
 
 
 def _stale(plan: _Plan) -> bool:

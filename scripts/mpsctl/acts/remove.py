@@ -50,7 +50,7 @@ def remove(world: World, check: bool) -> Answer:
     held = {name: status for name, status in found.statuses.items() if status.clients}
     going = [name for name in found.statuses if name not in held]
     for status in held.values():
-        reconcile.hold_back(answer, status.instance, "its clients are connected", status.clients)
+        reconcile.hold_back(world, answer, status.instance, "its clients are connected", status.connected)
     for name in going:
         reconcile.describe_leftover(world, name, found.statuses[name], answer)
     if not held:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Optional
 
 from mpsctl.acts import compute_modes, prepare
 from mpsctl.outside import pipe, procfs
+from mpsctl.outside.daemon import Bounded, Daemon
 from mpsctl.outside.nvml import Nvml
 from mpsctl.state import configuration, record
 from mpsctl.state.world import World
@@ -14,34 +16,40 @@ from mpsctl.values import daemon_environment
 from mpsctl.values.errors import MpsctlError, NotReady
 from mpsctl.values.instance import PROHIBITED, Instance
 
-_GRACE_S = 3
+_TAKE_OFF_S, _LEAST_QUIT_S, _GRACE_S = 2, 2, 3
+OVERTIME_S = _TAKE_OFF_S + _LEAST_QUIT_S + _GRACE_S
+"""What a stop may take beyond its bound; the unit's TimeoutStopSec is longer."""
 _POLL_S = 0.05
 
 
 def stop(world: World, name: str, main_pid: Optional[int]) -> bool:
-    """Let no new client in, ask the daemon to quit, and wait for it within the instance's bound.
+    """Let no new client in, wait for the others within the instance's bound, and have the daemon quit.
 
-    Clients that are still at work when the bound is over lose their server (they see error 806: driver 580,
-    H200). Without ``main_pid`` the daemon has ended by itself and there is nothing to stop.
+    Clients that are still at work then are taken off the GPU by the daemon (they see error 810: driver 580, H200);
+    their processes get no signal. It all takes at most ``OVERTIME_S`` longer than the bound. Without ``main_pid`` the
+    daemon has ended by itself and there is nothing to stop.
 
     :returns: whether the daemon is gone; if not, systemd ends it.
     """
+    from mpsctl.acts import drain, terminate  # what a reconcile, which needs the rest of this file, does without
+
     instance = configuration.load(world, name)
-    pipe.close_gate(Path(instance.pipe_directory))
+    drain.close_gates(instance, main_pid or 0)
     if main_pid is None or not procfs.alive(main_pid):
         return True
     record.forget_starts(world, name)  # an end that was asked for is no crash, and slows no start down
-    running = daemon_environment.of_process(procfs.environment(main_pid))
-    if running is None:
+    if daemon_environment.of_process(procfs.environment(main_pid)) is None:
         return False
-    pipe.close_gate(running.pipe_directory.parent)  # the file may name another directory by now
-    daemon = world.daemon_of(name, running.pipe_directory)
+    daemon = terminate.running_daemon(world, instance, main_pid)
     bound_s = instance.stop_timeout_s
-    end_s = world.now_s() + bound_s + _GRACE_S
+    end_s = world.now_s() + bound_s
+    _see_clients_off(world, instance, daemon, end_s)
+    quit_s = max(_LEAST_QUIT_S, math.ceil(end_s - world.now_s()))
+    end_s = world.now_s() + quit_s + _GRACE_S
     try:
         # The answer only comes when the servers are gone, and then there is nobody to answer the getter
         # behind it: whether the process ends is what counts.
-        daemon.ask([f"quit -t {bound_s}"], deadline_s=bound_s + _GRACE_S)
+        daemon.ask([f"quit -t {quit_s}"], deadline_s=quit_s + _GRACE_S)
     except NotReady as error:
         if procfs.alive(main_pid) and world.now_s() >= end_s:
             world.say(str(error))
@@ -51,6 +59,19 @@ def stop(world: World, name: str, main_pid: Optional[int]) -> bool:
     if not gone:
         world.say(f"the control daemon (pid {main_pid}) did not end within {bound_s} s of being asked; systemd ends it")
     return gone
+
+
+def _see_clients_off(world: World, instance: Instance, daemon: Daemon, end_s: float) -> None:
+    from mpsctl.acts import drain, terminate
+
+    try:
+        left = drain.wait(world, daemon, end_s, world.say, looks=1)
+        # The daemon answers at once, or is asked no more.
+        bounded = Bounded(daemon, world.now_s, world.now_s() + _TAKE_OFF_S)
+        for one in terminate.end(world, bounded, left, signals=False):
+            world.say(f"{one.client}: {'; '.join(one.steps) or one.problem} ({instance.stop_timeout_s} s are over)")
+    except NotReady as error:
+        world.say(f"who is connected cannot be told: {error}")
 
 
 def release(world: World, name: str) -> None:

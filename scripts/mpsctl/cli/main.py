@@ -16,7 +16,7 @@ EXIT_CODES = """\
 exit codes:
   0  done; with status: everything is as wished
   1  status: something is not as wished; condition: this host is skipped; reconcile, remove: not brought about;
-     health: something is amiss
+     health: something is amiss; drain: clients are left
   2  a value or the command line is refused, nothing was changed
   3  something outside is not ready: driver, GPU, control daemon
   4  what was set does not read back as wished
@@ -138,8 +138,23 @@ def _parser() -> argparse.ArgumentParser:
         "remove", _remove, "take everything of ours off this host: daemons, compute modes, files, this program"
     )
     remove.add_argument("--check", action="store_true", help="only say what would be done")
+    _client_verbs(verb)
     _fitting_verbs(verb)
     return parser
+
+
+def _client_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
+    """Who is connected, and how they are let in, kept out and ended."""
+    clients = verb("clients", _clients, "who is connected to each instance, and what was left over on the GPUs")
+    clients.add_argument("instances", nargs="*", metavar="INSTANCE", help="default: all that have a file in /etc/mps")
+    clients.add_argument("--terminate", metavar="PID", help="end this client: by the daemon first, then its process")
+    clients.add_argument("--yes", action="store_true", help="do not ask before; needed where there is no terminal")
+    drain = verb("drain", _drain, "let no new client into instances, and wait for those that are connected")
+    drain.add_argument("instances", nargs="*", metavar="INSTANCE", help="default: all that have a file in /etc/mps")
+    drain.add_argument("--timeout", metavar="S", default="300", help="seconds to wait (default: %(default)s)")
+    drain.add_argument("--terminate", action="store_true", help="end those that are left then, by the daemon first")
+    undrain = verb("undrain", _undrain, "let clients into drained instances again, with their limits read back")
+    undrain.add_argument("instances", nargs="*", metavar="INSTANCE", help="default: all that have a file in /etc/mps")
 
 
 def _fitting_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
@@ -233,6 +248,24 @@ def _health(options: argparse.Namespace) -> int:
     return 0 if all(one.well for one in found) else 1
 
 
+def _clients(options: argparse.Namespace) -> int:
+    from mpsctl.cli import clients
+
+    return clients.clients(_acting_world(options), options)
+
+
+def _drain(options: argparse.Namespace) -> int:
+    from mpsctl.cli import drain
+
+    return drain.drain(_acting_world(options), options)
+
+
+def _undrain(options: argparse.Namespace) -> int:
+    from mpsctl.cli import drain
+
+    return drain.undrain(_acting_world(options), options)
+
+
 def _gpus(options: argparse.Namespace) -> int:
     from mpsctl.cli import render
     from mpsctl.outside import hardware
@@ -302,6 +335,7 @@ def _version(options: argparse.Namespace) -> int:
 
 def _apply(options: argparse.Namespace) -> int:
     from mpsctl.acts import apply
+    from mpsctl.state import drains
 
     world = _acting_world(options)
     changes = apply.apply(world, options.instance, _main_pid())
@@ -310,7 +344,9 @@ def _apply(options: argparse.Namespace) -> int:
     else:
         for change in changes:
             print(change)
-        print(f"{options.instance}: limits in force and read back, clients may connect")
+        drained = drains.read(world, options.instance)
+        gate = f"drained since {drained.since}" if drained else "clients may connect"
+        print(f"{options.instance}: limits in force and read back, {gate}")
     return 0
 
 
@@ -370,7 +406,8 @@ def _reconcile(options: argparse.Namespace) -> int:
     request = reconcile.Request.from_json(wanted)
     answer = reconcile.reconcile(world, request, options.check, reconcile.own_file())
     _print_json({"program_differs": False, **answer.as_json()})
-    return 1 if answer.error or answer.refused or answer.missing else 0
+    held_back = answer.pending and not options.check
+    return 1 if answer.error or answer.refused or answer.missing or held_back else 0
 
 
 def _remove(options: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, Optional, Protocol, Sequence
+from typing import Callable, Iterator, Optional, Protocol, Sequence
 
 from mpsctl.outside import files, hardware, procfs
 from mpsctl.values.errors import NotReady
@@ -57,6 +57,19 @@ class Daemon(Protocol):
         :raises Unreachable: if nothing listens.
         :raises NotServed: if it did not answer within ``deadline_s`` seconds.
         """
+
+
+class Bounded:
+    """A daemon whose answers, all together, may take until ``end_s`` on the clock ``now_s``."""
+
+    def __init__(self, daemon: Daemon, now_s: Callable[[], float], end_s: float) -> None:
+        self._daemon, self._now_s, self._end_s = daemon, now_s, end_s
+
+    def ask(self, commands: Sequence[str], deadline_s: float = 10) -> list[list[str]]:
+        left_s = self._end_s - self._now_s()
+        if left_s <= 0:
+            raise NotServed("the control daemon did not answer in time for this look; nothing was restarted")
+        return self._daemon.ask(commands, min(deadline_s, round(left_s, 1) or 0.1))
 
 
 class FrontEnd:

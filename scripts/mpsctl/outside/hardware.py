@@ -11,6 +11,8 @@ import re
 from pathlib import Path
 from typing import Optional
 
+from mpsctl.outside import procfs
+
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"
 SEARCH_PATH = (
@@ -69,6 +71,22 @@ def binary(name: str) -> Optional[Path]:
         path = Path(directory) / name
         if path.is_file() and os.access(path, os.X_OK):
             return path
+    return None
+
+
+def replaced(pid: int) -> Optional[str]:
+    """Why a control daemon does not run the installed file, in a few words; None where it does or that cannot be told.
+
+    Packages put a new file in the old one's place, so a running daemon keeps the old one until its restart. A daemon
+    behind a wrapper of another name is not judged.
+    """
+    running, installed = procfs.executable(pid), binary(CONTROL_DAEMON)
+    if running is None or installed is None:
+        return None
+    if running.name == f"{CONTROL_DAEMON} (deleted)":
+        return f"the daemon's file {str(running).rpartition(' ')[0]} was replaced after its start"
+    if running.name == CONTROL_DAEMON and running != installed.resolve():
+        return f"the daemon runs {running}, installed is {installed.resolve()}"
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from pathlib import Path
 from typing import Iterator, Optional
 
@@ -13,6 +14,7 @@ _CONTAINER = re.compile(
     r"|kubepods[^ ]*/(?P<pod>[0-9a-f]{64})(?:/|$)"
     r"|machine\.slice/(?:systemd-nspawn@|machine-)(?P<machine>[^/]+?)\.(?:service|scope)"
 )
+_SESSION = re.compile(r"/session-([0-9a-zA-Z]+)\.scope(?:/|$)")
 
 
 def alive(pid: int) -> bool:
@@ -25,6 +27,33 @@ def started_at(pid: int) -> Optional[int]:
     """When the process began, in clock ticks since boot: with the pid it names one process for good."""
     stat = _stat(pid)
     return int(stat[19]) if stat else None
+
+
+def age_s(started_at: Optional[int], now_s: float) -> Optional[int]:
+    """How long ago a process began, from its ``started_at`` and the time since boot; None where that is not known."""
+    return None if started_at is None else max(0, int(now_s - started_at / os.sysconf("SC_CLK_TCK")))
+
+
+def send(pid: int, began_at: int, number: signal.Signals) -> bool:
+    """Send a signal to the process whose ``started_at`` is ``began_at``, and to no later one with the same pid.
+
+    :returns: whether it was there.
+    :raises PermissionError: if that is not allowed.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        # From here on the descriptor is of one process, so what is looked at is what gets the signal.
+        if started_at(pid) != began_at:
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+        return True
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(descriptor)
 
 
 def _stat(pid: int) -> Optional[list[str]]:
@@ -47,15 +76,23 @@ def state(pid: int) -> str:
 
 def container(pid: int) -> Optional[str]:
     """The container of a process by its control group: an id or a name; None where it is in none."""
+    found = _control_group(pid, _CONTAINER)
+    return (found["runtime"] or found["pod"] or found["machine"]) if found else None
+
+
+def session(pid: int) -> Optional[str]:
+    """The login session in which a process was started, by its control group; None where it is in none."""
+    found = _control_group(pid, _SESSION)
+    return found[1] if found else None
+
+
+def _control_group(pid: int, wanted: re.Pattern[str]) -> Optional[re.Match[str]]:
     try:
         text = (_PROC / str(pid) / "cgroup").read_text(errors="replace")
     except OSError:
         return None
-    for line in text.splitlines():
-        found = _CONTAINER.search(line.partition("::")[2] or line.rpartition(":")[2])
-        if found:
-            return found["runtime"] or found["pod"] or found["machine"]
-    return None
+    paths = (line.partition("::")[2] or line.rpartition(":")[2] for line in text.splitlines())
+    return next((found for found in map(wanted.search, paths) if found), None)
 
 
 def namespace(pid: int, kind: str) -> Optional[str]:
@@ -92,6 +129,17 @@ def command(pid: int) -> str:
     except OSError:
         return ""
     return raw.replace(b"\0", b" ").decode(errors="replace").strip() or name(pid)
+
+
+def executable(pid: int) -> Optional[Path]:
+    """The file that the process runs; its name ends with `` (deleted)`` once that was replaced or removed.
+
+    None where that may not be read.
+    """
+    try:
+        return Path(os.readlink(_PROC / str(pid) / "exe"))
+    except OSError:
+        return None
 
 
 def uid(pid: int) -> Optional[int]:

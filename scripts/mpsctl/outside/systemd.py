@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Mapping, Optional, Protocol, Sequence
 
+from mpsctl.outside import files
 from mpsctl.values.errors import NotInForce, NotReady
 
 _PROPERTIES = (
@@ -39,6 +40,10 @@ class Systemd(Protocol):
 
     def job(self, unit: str) -> Optional[str]:
         """The type of the unit's job in the queue: start, stop, restart …, or None."""
+
+    def session_state(self, session: str) -> Optional[str]:
+        """What logind says of a login session: online, active, closing (its user has left, processes stay), or None
+        where it is gone."""
 
     def journal(self, unit: str, lines: int) -> list[str]:
         """The unit's last lines in the journal."""
@@ -106,6 +111,13 @@ class Systemctl:
             fields = line.split()
             if len(fields) >= 3 and fields[1] == unit:
                 return fields[2]
+        return None
+
+    def session_state(self, session: str) -> Optional[str]:
+        # logind's own file of the session: `loginctl` costs a process for each.
+        for line in (files.read_text(Path("/run/systemd/sessions") / session) or "").splitlines():
+            if line.startswith("STATE="):
+                return line.partition("=")[2]
         return None
 
     def journal(self, unit: str, lines: int) -> list[str]:

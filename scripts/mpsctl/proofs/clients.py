@@ -29,7 +29,8 @@ class Client:
     ``limits_mib`` is what the server's log says it connected with, ``memory_mib`` what NVML says it holds,
     each None where that cannot be told. ``older`` says in one line that its limit is not what is wished now:
     no fault, it connected before the change. ``escaped`` says why no limit holds it, ``unlimited`` that it got
-    in when its server had none, ``cannot_tell`` what could not be looked at.
+    in when its server had none, ``cannot_tell`` what could not be looked at. ``state`` is the kernel's letter,
+    empty where the process is gone.
     """
 
     pid: int
@@ -40,6 +41,8 @@ class Client:
     limits_mib: list[Optional[int]]
     memory_mib: list[Optional[int]]
     started_at: Optional[int]
+    state: str = ""
+    container: Optional[str] = None
     older: Optional[str] = None
     escaped: Optional[str] = None
     unlimited: Optional[str] = None
@@ -80,6 +83,8 @@ def _look_at_one(
         limits_mib=[None if limit is None else limit // _MIB for limit in limits],
         memory_mib=[memory.held_mib(uuid, pid) for uuid in devices],
         started_at=procfs.started_at(pid),
+        state=procfs.state(pid),
+        container=procfs.container(pid),
     )
     wished = [*wished_mib, *[None] * (len(devices) - len(wished_mib))]
     if entry is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Mapping, Optional, Sequence
 from mpsctl.outside import daemon as control
 from mpsctl.outside import hardware, pipe, procfs
 from mpsctl.outside.nvml import ClientMemory
-from mpsctl.state import configuration, record, wish
+from mpsctl.state import configuration, drains, record, wish
 from mpsctl.state.world import World
 from mpsctl.values import daemon_environment
 from mpsctl.values.errors import BadValue, MpsctlError, NotReady
@@ -77,9 +77,13 @@ class Status:
     """why the daemon did not tell all that it was asked"""
     values: list[Value] = field(default_factory=list)
     servers: list[ServerStatus] = field(default_factory=list)
+    clients_unknown: bool = False
+    """whether the daemon is there and did not answer, so that nobody knows who is connected"""
     restart_needed: Optional[str] = None
     reload_needed: bool = False
     short_lives: int = 0
+    drained: Optional[str] = None
+    """since when no new client is let in, as the line among the findings that says so"""
     simulated: bool = False
 
     def as_json(self) -> dict[str, Any]:
@@ -91,8 +95,9 @@ class Status:
 
     @property
     def own_findings(self) -> list[str]:
-        """What is for the host to mend. A client that escaped is told, and fails no run: the limits are in force."""
-        return [line for line in self.findings if line not in self.client_findings]
+        """What is for the host to mend. A client that escaped is told, and fails no run: the limits are in force. Nor
+        does a drain, which an operator ends."""
+        return [line for line in self.findings if line not in self.client_findings and line != self.drained]
 
     @property
     def every_value(self) -> list[Value]:
@@ -100,8 +105,12 @@ class Status:
         return [*self.values, *(value for server in self.servers for value in server.values)]
 
     @property
+    def connected(self) -> list[Client]:
+        return [client for server in self.servers for client in server.clients]
+
+    @property
     def clients(self) -> list[int]:
-        return [client.pid for server in self.servers for client in server.clients]
+        return [client.pid for client in self.connected]
 
 
 def status_of_all(world: World, names: Sequence[str]) -> list[Status]:
@@ -159,6 +168,15 @@ def _look_at_one(
     status = Status(instance.name, pipe_directory=instance.pipe_directory, simulated=hardware.simulated())
     status.short_lives = record.short_lives(world, instance.name) or 0
     status.unit = _unit(world, instance, shown)
+    drain = drains.read(world, instance.name)
+    if drain is not None:
+        status.drained = f"drained since {drain.since}: no new client is let in"
+        status.drained += (
+            f" before `mpsctl undrain {instance.name}`"
+            if drain.run_pid is None
+            else f" while pid {drain.run_pid} waits"
+        )
+        status.findings.append(status.drained)
     if problem:
         status.findings.append(problem)
     devices: tuple[Device, ...] = ()
@@ -253,10 +271,12 @@ def _look_at_daemon(
             status.restart_needed = (
                 f"the daemon serves {'one user' if instance.multi_user else 'several users'} at a time"
             )
+        else:
+            status.restart_needed = hardware.replaced(pid)
     if status.restart_needed:
-        status.findings.append(f"a restart is needed: {status.restart_needed}")
+        status.findings.append(f"a restart is needed: {status.restart_needed} (taken at the next start)")
     if private is None:
-        if status.active:
+        if status.active and not status.drained:
             status.findings.append("the gate is closed: no client can connect (or ask as root, who sees why)")
         return
     try:
@@ -264,8 +284,12 @@ def _look_at_daemon(
     except MpsctlError as error:
         status.daemon_problem = str(error)
         status.findings.append(status.daemon_problem)
+        status.clients_unknown = isinstance(error, control.NotServed)
     _look_at_access(instance, private, status)
-    if status.active and not status.gate_open:
+    if status.drained and status.gate_open:
+        status.reload_needed = True
+        status.findings.append(f"the gate is open though the instance is drained: clients find the daemon on {public}")
+    if status.active and not status.gate_open and not status.drained:
         status.reload_needed = True
         status.findings.append(f"the gate is closed: no client finds the daemon on {public}")
 

@@ -45,6 +45,10 @@ _SECTIONS: Mapping[str, Sequence[str]] = {
 }
 
 REPORT, TERMINATE = "report", "terminate"
+REFUSE, WAIT = "refuse", "wait"
+
+DRAIN_TIMEOUT_S = 300
+"""How long clients are waited for where nothing else is said."""
 
 DAEMON_DIRECTORY_MAX_BYTES = 87
 """The longest pipe directory that the daemon can serve: ``<directory>/control_privileged`` must fit a
@@ -408,6 +412,13 @@ def check_escaped_clients(text: object) -> str:
     if text in (REPORT, TERMINATE):
         return str(text)
     raise BadValue(repr(text), "report or terminate", "write report")
+
+
+def check_on_clients(text: object) -> str:
+    """:raises BadValue: if it is neither ``refuse`` nor ``wait`` nor ``terminate``."""
+    if text in (REFUSE, WAIT, TERMINATE):
+        return str(text)
+    raise BadValue(repr(text), "refuse, wait or terminate", "write refuse")
 
 
 def check_timeout_s(value: object) -> int:

@@ -30,7 +30,7 @@ def host(root: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     """A host with four H200, the MPS package and a loaded driver, on which nothing runs yet."""
     made = Host(root, [h200(index) for index in range(4)])
     table = made.processes
-    monkeypatch.setattr(procfs, "alive", lambda pid: pid in table)
+    monkeypatch.setattr(procfs, "alive", lambda pid: pid in table and table[pid].state != "Z")
     monkeypatch.setattr(procfs, "started_at", lambda pid: table[pid].started_at if pid in table else None)
     monkeypatch.setattr(procfs, "name", lambda pid: table[pid].name if pid in table else "")
     monkeypatch.setattr(procfs, "command", lambda pid: table[pid].command if pid in table else "")
@@ -42,8 +42,11 @@ def host(root: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr(procfs, "container", lambda pid: table[pid].container if pid in table else None)
     monkeypatch.setattr(procfs, "namespace", lambda pid, kind: f"{kind}:[{table[pid].mounts if pid in table else 1}]")
     monkeypatch.setattr(procfs, "root", lambda pid: table[pid].root if pid in table else Path("/"))
+    monkeypatch.setattr(procfs, "session", lambda pid: table[pid].session if pid in table else None)
+    monkeypatch.setattr(procfs, "send", made.signal)
     monkeypatch.setattr(procfs, "pids", lambda: iter(list(table)))
     monkeypatch.setattr(hardware, "binary", lambda name: Path("/usr/bin") / name)
+    monkeypatch.setattr(hardware, "replaced", lambda pid: table[pid].replaced if pid in table else None)
     monkeypatch.setattr(hardware, "nvidia_on_bus", lambda: True)
     monkeypatch.setattr(hardware, "multi_user_flag", lambda: "-multiuser-server")
     monkeypatch.setattr(hardware, "driver_version", lambda: "580.159.04")

@@ -8,6 +8,7 @@ server only when that starts.
 from __future__ import annotations
 
 import re
+import signal
 import time
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -153,7 +154,8 @@ class FakeNvml:
 
 @dataclass
 class Process:
-    """A row of /proc. ``environment`` None: another user may not read it; ``mounts`` is its mount namespace."""
+    """A row of /proc. ``environment`` None: another user may not read it; ``mounts`` is its mount namespace. One in
+    ``state`` D takes no signal."""
 
     name: str
     command: str
@@ -166,6 +168,9 @@ class Process:
     container: Optional[str] = None
     root: Path = Path("/")
     mounts: int = 1
+    session: Optional[str] = None
+    replaced: Optional[str] = None
+    ignores: frozenset[signal.Signals] = frozenset()
 
 
 @dataclass
@@ -363,6 +368,7 @@ class FakeSystemd:
         self.late = 0
         self.journal_reads = 0
         self.shows = 0
+        self.sessions: dict[str, str] = {}
         self.carry_out: Callable[[str, str], Optional[str]] = lambda verb, unit: None
 
     def unit(self, name: str) -> Unit:
@@ -406,6 +412,9 @@ class FakeSystemd:
     def job(self, unit: str) -> Optional[str]:
         return self.jobs.get(unit)
 
+    def session_state(self, session: str) -> Optional[str]:
+        return self.sessions.get(session)
+
     def journal(self, unit: str, lines: int) -> list[str]:
         return [f"the last words of {unit}"]
 
@@ -436,6 +445,7 @@ class Host:
         self.daemons: dict[Path, FakeDaemon] = {}
         self.new_daemon: Callable[[int], FakeDaemon] = FakeDaemon
         self.said: list[str] = []
+        self.signals: list[tuple[int, signal.Signals]] = []
         self._next_pid = 5000
 
     @property
@@ -531,6 +541,24 @@ class Host:
             if daemon.pid == pid:
                 daemon.unreachable = True
                 daemon.servers.clear()
+
+    def signal(self, pid: int, started_at: int, number: signal.Signals) -> bool:
+        """A process gets a signal, and ends by it unless it ignores it or cannot be ended; its server sees it leave."""
+        process = self.processes.get(pid)
+        if process is None or process.started_at != started_at:
+            return False
+        self.signals.append((pid, number))
+        if process.state != "D" and number not in process.ignores:
+            self.end(pid)
+        return True
+
+    def end(self, pid: int) -> None:
+        """A client's process ends, and its server sees it leave."""
+        self.kill(pid)
+        for daemon in self.daemons.values():
+            for number, server in daemon.servers.items():
+                if pid in server.clients:
+                    daemon.leave(number, pid)
 
     # -- the unit
 

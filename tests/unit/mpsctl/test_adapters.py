@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -450,3 +451,36 @@ def test_a_process_shows_its_state_and_its_namespaces() -> None:
     assert set(procfs.groups(os.getpid())) == {os.getegid(), *os.getgroups()}
     assert procfs.namespace(os.getpid(), "pid") == os.readlink("/proc/self/ns/pid")
     assert (procfs.root(os.getpid()) / "proc/self").exists()
+
+
+@pytest.mark.parametrize("change", ["nothing", "replaced", "removed", "elsewhere"])
+def test_a_daemon_whose_file_was_replaced_is_told_from_one_that_runs_the_installed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    installed, other = tmp_path / hardware.CONTROL_DAEMON, tmp_path / "other" / hardware.CONTROL_DAEMON
+    other.parent.mkdir()
+    for path in (installed, other):
+        shutil.copy("/bin/sleep", path)
+    with subprocess.Popen([str(installed), "600"]) as child:
+        try:
+            if change == "replaced":
+                os.replace(other, installed)
+            elif change == "removed":
+                installed.unlink()
+            found: Optional[Path] = {"removed": None, "elsewhere": other}.get(change, installed)
+            monkeypatch.setattr(hardware, "binary", lambda name: found)
+            why = hardware.replaced(child.pid)
+        finally:
+            child.kill()
+    if change == "replaced":
+        assert why == f"the daemon's file {installed} was replaced after its start"
+    elif change == "elsewhere":
+        assert why == f"the daemon runs {installed}, installed is {other}"
+    else:
+        assert why is None
+
+
+def test_a_daemon_behind_a_wrapper_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "binary", lambda name: Path("/usr/bin") / name)
+    assert hardware.replaced(os.getpid()) is None
+    assert hardware.replaced(2**22 + 1) is None

@@ -37,6 +37,9 @@ VERBS = [
     "measure",
     "plan",
     "run",
+    "clients",
+    "drain",
+    "undrain",
 ]
 
 

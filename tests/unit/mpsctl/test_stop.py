@@ -21,7 +21,8 @@ def test_no_new_client_gets_in_before_the_daemon_is_asked_to_quit(host: Host) ->
     gate: list[bool] = []
     host.running().before_command = lambda command: gate.append(host.gate_is_open())
     assert stop.stop(host.world, "0", pid)
-    assert gate == [False]
+    assert gate
+    assert not any(gate)
 
 
 def test_the_daemon_is_given_the_instances_bound(host: Host) -> None:
@@ -29,6 +30,54 @@ def test_the_daemon_is_given_the_instances_bound(host: Host) -> None:
     daemon = host.running()
     stop.stop(host.world, "0", pid)
     assert daemon.commands[-1] == "quit -t 7"
+
+
+def connected(host: Host, pid: int = 0) -> int:
+    pid = host.client(pid)
+    host.running().start_server(9001, clients=[pid])
+    return pid
+
+
+def test_clients_that_leave_within_the_bound_are_waited_for(host: Host) -> None:
+    pid = started(host, StopTimeoutSec=7)
+    daemon = host.running()
+    client = connected(host)
+    host.clock.when(3, lambda: host.end(client))
+    assert stop.stop(host.world, "0", pid)
+    assert (daemon.terminated, host.signals) == ([], [])
+    assert any(f"client {client} " in line for line in host.said)
+
+
+def test_clients_that_do_not_leave_are_taken_off_by_the_daemon_and_get_no_signal(host: Host) -> None:
+    pid = started(host, StopTimeoutSec=7)
+    daemon = host.running()
+    client = connected(host)
+    assert stop.stop(host.world, "0", pid)
+    assert daemon.terminated == [client]
+    assert daemon.commands.index(f"terminate_client 9001 {client}") < daemon.commands.index("quit -t 2")
+    assert host.signals == []
+    assert client in host.processes
+    assert any("it sees error 810 (7 s are over)" in line for line in host.said)
+
+
+@pytest.mark.parametrize("answer", [None, "1"])
+def test_a_stop_with_clients_ends_before_systemd_ends_it(host: Host, answer: object) -> None:
+    """The unit's TimeoutStopSec is 10 s longer than the bound."""
+    pid = started(host, StopTimeoutSec=7)
+    host.running().on_quit = lambda: None
+    host.running().answer_to_terminate = answer  # type: ignore[assignment]
+    connected(host)
+    begun_s = host.clock.now_s
+    assert not stop.stop(host.world, "0", pid)
+    assert host.clock.now_s - begun_s <= 7 + stop.OVERTIME_S
+    assert stop.OVERTIME_S < 10
+
+
+def test_a_stop_marks_nothing_as_drained(host: Host) -> None:
+    started(host)
+    host.stop()
+    host.start()
+    assert host.gate_is_open()
 
 
 def test_a_daemon_that_needs_a_while_is_waited_for(host: Host) -> None:
@@ -67,7 +116,8 @@ def test_a_gate_in_the_former_pipe_directory_is_closed_too(host: Host) -> None:
     host.running().before_command = lambda command: gate.append(host.gate_is_open())
     host.wish(PipeDirectory=f"{host.pipe_root}/moved")
     assert stop.stop(host.world, "0", pid)
-    assert gate == [False]
+    assert gate
+    assert not any(gate)
 
 
 # -- release

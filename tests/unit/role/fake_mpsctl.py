@@ -36,7 +36,10 @@ def main() -> int:
     state = place / "state.json"
     if "atomic" in request:
         (place / "atomic").write_text(json.dumps(request["atomic"]))
-    wished = json.dumps({k: v for k, v in request.items() if k not in ("build", "atomic")}, indent=1) + "\n"
+    policy = ("build", "atomic", "on_clients", "drain_timeout_s")
+    if not check:
+        (place / "policy").write_text(json.dumps({key: request[key] for key in policy[2:]}))
+    wished = json.dumps({k: v for k, v in request.items() if k not in policy}, indent=1) + "\n"
     before = state.read_text() if state.exists() else ""
     changed = before != wished or program.parent != place
     answer = {

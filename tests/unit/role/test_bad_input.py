@@ -41,6 +41,9 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "group": ({"mps_group": "no group"}, "mps_group", "a group's name or number"),
     "escaped clients": ({"mps_escaped_clients": "kill"}, "mps_escaped_clients", "report or terminate"),
     "escape grace": ({"mps_escape_grace_s": 0}, "mps_escape_grace_s", "whole seconds"),
+    "on clients": ({"mps_on_clients": "kill"}, "mps_on_clients", "refuse, wait or terminate"),
+    "on clients null": ({"mps_on_clients": None}, "mps_on_clients", "found null"),
+    "drain timeout": ({"mps_drain_timeout_s": 0}, "mps_drain_timeout_s", "whole seconds"),
     "timeout": ({"mps_driver_timeout_s": "soon"}, "mps_driver_timeout_s", "whole seconds"),
     "one-gpu-twice": (
         {INSTANCES: [{"name": "a", "gpus": ["0"]}, {"name": "b", "gpus": [1, 0]}]},

@@ -151,16 +151,98 @@ def test_a_host_without_python_is_named_as_such(fleet: Fleet) -> None:
     assert "ansible_python_interpreter" in message
 
 
-def test_a_restart_that_waits_for_clients_is_a_warning_and_no_change(fleet: Fleet) -> None:
-    waiting = {"instance": "0", "why": "the GPU changed", "clients": [{"pid": 7, "uid": 1, "command": "train"}]}
+HELD_BACK = "mps : Say which clients are in the way of a restart"
+WAITING = {
+    "instance": "0",
+    "why": "the GPU changed",
+    "clients": [{"pid": 7, "uid": 1, "user": "alice", "command": "train", "age_s": 11_100}],
+}
+
+
+def hold_back(fleet: Fleet, *names: str) -> None:
+    for name in names:
+        (fleet.root / name / "behaviour.json").write_text(json.dumps({"answer": {"pending": [WAITING]}}))
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        ({}, "mps_on_clients is refuse; wait or terminate would let it happen"),
+        ({"mps_on_clients": "wait", "mps_drain_timeout_s": 20}, "waited 20 s for them"),
+        ({"mps_on_clients": "terminate"}, "they could not be ended"),
+    ],
+)
+def test_a_restart_that_was_withheld_fails_its_host_and_is_no_change(
+    fleet: Fleet, policy: dict[str, object], says: str
+) -> None:
+    place = fleet.add("a")
+    fleet.add("b")
+    fleet.play()
+    hold_back(fleet, "a")
+    run = fleet.play(variables=policy)
+    assert run.exit_code != 0
+    assert run.changed() == {}
+    assert list(run.of(HELD_BACK, "failed")) == ["a"]
+    assert run.message().startswith(
+        "instance 0 waits for its clients to leave: the GPU changed; clients: 7 (train, user alice, 3 h 5 min old);"
+    )
+    assert says in run.message()
+    assert "WARNING" not in run.output
+    wished = {"on_clients": "refuse", "drain_timeout_s": 300}
+    assert json.loads((place / "policy").read_text()) == {
+        **wished,
+        **{key.removeprefix("mps_"): value for key, value in policy.items()},
+    }
+
+
+@pytest.mark.parametrize("serial", [1, "100%"])
+def test_everything_else_is_done_before_a_withheld_restart_ends_the_run(fleet: Fleet, serial: object) -> None:
+    for name in "abc":
+        fleet.add(name)
+    hold_back(fleet, "a", "b")
+    run = fleet.play(variables={"mps_serial": serial})
+    assert run.exit_code != 0
+    assert run.changed() == {name: [CONVERGE] for name in "abc"}
+    assert sorted(run.of(HELD_BACK, "failed")) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        ("refuse", "mps_on_clients is refuse"),
+        ("wait", "they would be given 300 s;"),
+        ("terminate", "they would be given 300 s, then be ended;"),
+    ],
+)
+def test_in_check_mode_a_withheld_restart_is_a_warning(fleet: Fleet, policy: str, says: str) -> None:
     fleet.add("a")
     fleet.play()
-    (fleet.root / "a" / "behaviour.json").write_text(json.dumps({"answer": {"pending": [waiting]}}))
-    run = fleet.play()
-    assert run.changed() == {}
-    assert "instance 0 waits for its clients to leave: the GPU changed; clients: 7 (train)" in " ".join(
-        run.output.split()
-    )
+    hold_back(fleet, "a")
+    run = fleet.play("--check", "-e", f"mps_on_clients={policy}")
+    assert run.exit_code == 0, run.output
+    said = " ".join(run.output.split())
+    assert "instance 0 waits for its clients to leave" in said
+    assert says in said
+
+
+def test_changed_limits_alone_do_not_fail_by_a_withheld_restart(fleet: Fleet) -> None:
+    fleet.add("a")
+    fleet.play()
+    hold_back(fleet, "a")
+    run = fleet.play(playbook=Path(__file__).resolve().parents[3] / "playbooks" / "limits.yml")
+    assert run.exit_code == 0, run.output
+    assert "instance 0 waits for its clients to leave" in " ".join(run.output.split())
+
+
+def test_a_withheld_restart_ends_a_play_of_ones_own_as_well(fleet: Fleet) -> None:
+    fleet.add("a")
+    fleet.play()
+    hold_back(fleet, "a")
+    playbook = fleet.root / "own.yml"
+    playbook.write_text("- hosts: gpu-nodes\n  gather_facts: false\n  roles: [mps]\n")
+    run = fleet.play(playbook=playbook)
+    assert run.exit_code != 0
+    assert list(run.of(HELD_BACK, "failed")) == ["a"]
 
 
 MISSING = {

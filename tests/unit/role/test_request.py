@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from mps_role import request, variables
+from mps_role import held_back, request, variables
+from mpsctl.acts.reconcile import Request
 from mpsctl.values.instance import parse_conf
 
 PLACES = {
@@ -93,6 +94,23 @@ def test_the_health_timer_is_carried_and_wished_to_run() -> None:
     assert {"OnUnitInactiveSec=60", "RandomizedDelaySec=10", "Persistent=no", "WantedBy=timers.target"} <= set(
         files["mps-health.timer"].splitlines()
     )
+
+
+def test_what_a_run_may_do_with_clients_is_asked_for_and_stands_in_no_file() -> None:
+    by_default = _request()
+    assert Request.from_json(by_default).on_clients == "refuse"
+    found = Request.from_json(_request(on_clients="terminate", drain_timeout_s="60"))
+    assert (found.on_clients, found.drain_timeout_s) == ("terminate", 60)
+    assert found.files == Request.from_json(by_default).files
+    assert found.instance_per_gpu == by_default["instance_per_gpu"]
+
+
+@pytest.mark.parametrize("policy", ["refuse", "wait", "terminate"])
+@pytest.mark.parametrize("check", [True, False])
+def test_where_nobody_can_tell_who_is_connected_no_policy_is_named(policy: str, check: bool) -> None:
+    found = held_back.line({"instance": "0", "why": "it hangs", "clients": []}, policy, 300, check)
+    assert "clients: not told; nobody is ended unseen" in found
+    assert "300" not in found
 
 
 def test_the_first_line_says_whose_the_file_is() -> None:

@@ -19,6 +19,9 @@ EACH = "%i"
 PLACES = ("_mps_program", "_mps_unit", "_mps_health_service", "_mps_health_timer")
 """The role's internal variables that name places on a host."""
 
+POLICY = ("on_clients", "drain_timeout_s")
+"""What becomes of clients in the way of a restart."""
+
 _FILES = {
     "_mps_unit": "mps-control@.service.j2",
     "_mps_health_service": "mps-health.service.j2",
@@ -56,6 +59,8 @@ def request(values: Mapping[str, Any], places: Mapping[str, str], build: str, at
         "units": [PurePosixPath(places["_mps_health_timer"]).name],
         "instances": [{"name": entry["name"], "conf": _conf(values, entry)} for entry in entries or ()],
         "instance_per_gpu": _conf(values, {"gpus": [EACH]}) if entries is None else None,
+        # What a run may do, and nothing that a host is to be: it stands in no file there.
+        **{key: values[PREFIX + key] for key in POLICY},
         **({"atomic": True} if atomic else {}),
     }
 

@@ -44,6 +44,8 @@ _CHECKS: Mapping[str, Callable[[Any], object]] = {
     "stop_timeout_s": instances.check_timeout_s,
     "escaped_clients": instances.check_escaped_clients,
     "escape_grace_s": instances.check_timeout_s,
+    "on_clients": instances.check_on_clients,
+    "drain_timeout_s": instances.check_timeout_s,
 }
 """By the variable's name without the prefix, which is the name of an instance's own value as well."""
 
@@ -55,6 +57,8 @@ _MANAGED = (
     "stop_timeout_s",
     "escaped_clients",
     "escape_grace_s",
+    "on_clients",
+    "drain_timeout_s",
     "package",
     "serial",
 )

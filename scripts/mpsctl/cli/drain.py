@@ -1,0 +1,62 @@
+"""The verbs drain and undrain."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Sequence
+
+from mpsctl.acts import drain as acts
+from mpsctl.state import configuration, drains
+from mpsctl.state.world import World
+from mpsctl.values.errors import BadValue, NotReady
+from mpsctl.values.instance import Instance, check_timeout_s
+
+
+def drain(world: World, options: argparse.Namespace) -> int:
+    """Close instances to new clients and wait for the others; the exit code."""
+    try:
+        timeout_s = check_timeout_s(options.timeout)
+    except BadValue as error:
+        raise BadValue(f"--timeout {error.found}", error.expected, error.remedy) from None
+    instances = _instances(world, options.instances)
+    drained = acts.drain(world, instances, timeout_s, options.terminate)
+    if options.json:
+        print(json.dumps({"instances": {found.instance: found.as_json(world.now_s()) for found in drained}}))
+    code = 0
+    for found in drained:
+        if found.unknown:
+            what = f"no new client gets in; who is still connected cannot be told: {found.unknown}"
+            code = NotReady.exit_code
+        elif found.left:
+            what = f"no new client gets in, and after {timeout_s} s {acts.told(found.left, world.now_s())}"
+            code = code or 1
+        else:
+            if not options.json:
+                name = found.instance
+                print(f"{name}: drained since {found.since}; `mpsctl undrain {name}` lets clients in again")
+            continue
+        print(f"mpsctl drain: {found.instance}: {what}", file=sys.stderr)
+    return code
+
+
+def undrain(world: World, options: argparse.Namespace) -> int:
+    """Let clients in again; the exit code."""
+    was_drained, changes = [], {}
+    for instance in _instances(world, options.instances):
+        if drains.read(world, instance.name) is not None:
+            was_drained.append(instance.name)
+        changes[instance.name] = acts.undrain(world, instance.name)
+        if not options.json:
+            for change in changes[instance.name]:
+                print(change)
+            print(f"{instance.name}: {'no longer' if instance.name in was_drained else 'was not'} drained")
+    if options.json:
+        print(json.dumps({"was_drained": was_drained, "changes": changes}))
+    return 0
+
+
+def _instances(world: World, names: Sequence[str]) -> list[Instance]:
+    """The named instances, or all that have a file; nothing is done where one of them is refused."""
+    return [configuration.load(world, name) for name in names or configuration.names(world)]
