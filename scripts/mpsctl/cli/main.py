@@ -16,7 +16,7 @@ EXIT_CODES = """\
 exit codes:
   0  done; with status: everything is as wished
   1  status: something is not as wished; condition: this host is skipped; reconcile, remove: not brought about;
-     health: something is amiss; drain: clients are left
+     health: something is amiss; drain: clients are left; doctor: there are diagnoses
   2  a value or the command line is refused, nothing was changed
   3  something outside is not ready: driver, GPU, control daemon
   4  what was set does not read back as wished
@@ -140,6 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     remove.add_argument("--check", action="store_true", help="only say what would be done")
     _client_verbs(verb)
     _fitting_verbs(verb)
+    _doctor_verb(verb)
     return parser
 
 
@@ -190,6 +191,19 @@ def _fitting_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
     run.add_argument("--require-mps", action="store_true", help="exit code 4 if it never became an MPS client")
     run.add_argument("--report", metavar="FILE", help="write what became of it as JSON; with --json only there")
     run.add_argument("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND")
+
+
+def _doctor_verb(verb: Callable[..., argparse.ArgumentParser]) -> None:
+    added = verb("doctor", _doctor, "from symptoms to causes: what this host, an error, a log or a file tells")
+    added.add_argument("instances", nargs="*", metavar="INSTANCE", help="default: all that have a file in /etc/mps")
+    for option, metavar, text in (
+        ("--error", "X", "explain a CUDA error (805, CUDA_ERROR_…, cudaError…), a program's text, or mps"),
+        ("--log", "FILE", "read a control or server log, or any pasted text; - for standard input"),
+        ("--pid", "N", "why this process is no MPS client, or what is wrong with it"),
+        ("--container", "FILE", "read what `docker inspect` prints, or a compose file as JSON; - for standard input"),
+        ("--unit", "FILE", "read a systemd unit, a crontab or a script that runs MPS; - for standard input"),
+    ):
+        added.add_argument(option, metavar=metavar, action="append", default=[], help=text)
 
 
 def _name_one(parser: argparse.ArgumentParser) -> None:
@@ -311,6 +325,12 @@ def _run(options: argparse.Namespace) -> int:
     from mpsctl.cli import fitting
 
     return fitting.run(_acting_world(options), options)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from mpsctl.cli import doctor
+
+    return doctor.doctor(_acting_world(options), options)
 
 
 def _version(options: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Iterable, Mapping, Optional
 
-_LINE = re.compile(r"\[(?P<when>[0-9-]+ [0-9:.]+) +(?P<who>\w+) +(?P<pid>\d+)\] (?P<what>.*)")
+_LINE = re.compile(r"\[(?P<when>[0-9-]+ [0-9:.]+) +(?P<who>[A-Z]\w+(?: [A-Z]\w+)?) +(?P<pid>\d+)\] (?P<what>.*)")
 _LIMIT = re.compile(r"Device pinned memory limit for device (?P<device>\S+) set to 0x(?P<bytes>[0-9a-fA-F]+) bytes")
 _CONNECTED = re.compile(r"Client \{PID: (?P<pid>\d+), Context(?: ID)?: \d+\} connected")
 _DISCONNECTED = re.compile(r"Client process (?P<pid>\d+) disconnected")
@@ -23,6 +23,25 @@ _EXITED = re.compile(r"Server (?P<pid>\d+) exited with status (?P<status>-?\d+)"
 
 WANTED = "pinned memory limit|Client|NEW CLIENT|Starting new server|exited with status"
 """A pattern for journalctl's --grep that keeps every line that is read here."""
+
+
+EVERY_LINE = "."
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line: ``who`` is Control, Server, Other (a server before it is one) or Legacy Server (before Volta)."""
+
+    when: str
+    who: str
+    pid: int
+    what: str
+
+
+def entry(line: str) -> Optional[Entry]:
+    """A line of a control daemon or a server, whatever stands before it; None for any other."""
+    match = _LINE.search(line)
+    return Entry(match["when"], match["who"], int(match["pid"]), match["what"].rstrip()) if match else None
 
 
 @dataclass
@@ -86,9 +105,9 @@ def read(lines: Iterable[str]) -> DaemonLog:
     """Read the lines of one start, oldest first. Lines of no known form are passed over."""
     log = DaemonLog()
     for line in lines:
-        match = _LINE.search(line)
-        if match:
-            _take(log, match["when"], match["who"], int(match["pid"]), match["what"])
+        found = entry(line)
+        if found:
+            _take(log, found.when, found.who, found.pid, found.what)
     return log
 
 

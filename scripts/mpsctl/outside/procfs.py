@@ -218,3 +218,39 @@ def maps(pid: int, name: str) -> bool:
         return name in (_PROC / str(pid) / "maps").read_text(errors="replace")
     except OSError:
         return False
+
+
+def mounts(pid: int) -> Optional[dict[str, str]]:
+    """Where the process has something mounted, with what part of its file system that is; None where not readable.
+
+    Of two mounts on one place the later hides the former. ``{"/run/mps": "/run/nvidia-mps/0"}`` is a bind mount.
+    """
+    try:
+        text = (_PROC / str(pid) / "mountinfo").read_text(errors="replace")
+    except OSError:
+        return None
+    rows = (line.split() for line in text.splitlines())
+    return {_unescaped(row[4]): _unescaped(row[3]) for row in rows if len(row) > 4}
+
+
+def _unescaped(path: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), path)
+
+
+def maps_users(pid: int) -> Optional[bool]:
+    """Whether the process is in a user namespace in which its user ids are others; None where not readable."""
+    try:
+        rows = [line.split() for line in (_PROC / str(pid) / "uid_map").read_text().splitlines()]
+    except OSError:
+        return None
+    return any(row[0] != row[1] for row in rows if len(row) == 3)
+
+
+def open_files_limit(pid: int) -> Optional[int]:
+    """How many files the process may have open (the soft limit), or None where that is not told or unlimited."""
+    try:
+        text = (_PROC / str(pid) / "limits").read_text(errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"^Max open files +(\d+)", text, re.MULTILINE)
+    return int(found[1]) if found else None

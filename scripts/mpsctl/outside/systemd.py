@@ -48,6 +48,9 @@ class Systemd(Protocol):
     def journal(self, unit: str, lines: int) -> list[str]:
         """The unit's last lines in the journal."""
 
+    def kernel_log(self, lines: int) -> list[str]:
+        """The kernel's last lines of this boot in the journal; empty where they may not be read."""
+
     def journal_of_start(self, invocation: str, wanted: str, settled: bool = False) -> list[str]:
         """The lines of one start of a unit, by its InvocationID, that match ``wanted``, oldest first.
 
@@ -123,6 +126,10 @@ class Systemctl:
     def journal(self, unit: str, lines: int) -> list[str]:
         done = self._run("journalctl", "--no-pager", "--quiet", "-o", "cat", "-n", str(lines), "-u", unit)
         return [line for line in done.stdout.splitlines() if line]
+
+    def kernel_log(self, lines: int) -> list[str]:
+        command = ["journalctl", "--no-pager", "--quiet", "-o", "cat", "-k", "-b", "-n", str(lines)]
+        return [line for line in self._run(*command, timeout_s=_JOURNAL_TIMEOUT_S).stdout.splitlines() if line]
 
     def journal_of_start(self, invocation: str, wanted: str, settled: bool = False) -> list[str]:
         if settled:

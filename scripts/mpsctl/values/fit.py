@@ -20,7 +20,7 @@ CAP_PRE_VOLTA, CAP, CAP_FROM_590 = 16, 48, 60
 NVIDIA's documentation. Contexts, not processes: one process may hold several."""
 
 MAX_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-_DEFAULT_MAX_CONNECTIONS = 2
+DEFAULT_MAX_CONNECTIONS = 2
 NEAR_CAP = 0.9
 """The share of the cap from which it is told that clients are near it."""
 MANY = 16
@@ -175,7 +175,7 @@ def _judge_count(card: Card, clients: int, verdict: Verdict) -> None:
 def _judge_connections(card: Card, text: Optional[str], verdict: Verdict) -> None:
     if lowers_cap(text):
         verdict.warnings.append(
-            f"{MAX_CONNECTIONS}={text}: above {_DEFAULT_MAX_CONNECTIONS} it lowers the cap of {cap_of(card)} clients;"
+            f"{MAX_CONNECTIONS}={text}: above {DEFAULT_MAX_CONNECTIONS} it lowers the cap of {cap_of(card)} clients;"
             " by how much is not documented"
         )
 
@@ -184,7 +184,7 @@ def lowers_cap(text: Optional[str]) -> bool:
     """Whether this value of MAX_CONNECTIONS lowers the number of possible clients (NVIDIA's documentation)."""
     if text is None:
         return False
-    return not text.isascii() or not text.isdigit() or int(text) > _DEFAULT_MAX_CONNECTIONS
+    return not text.isascii() or not text.isdigit() or int(text) > DEFAULT_MAX_CONNECTIONS
 
 
 def _borrowed(costs: Costs) -> str:

@@ -34,13 +34,14 @@ VARIABLES: Mapping[str, str] = {
     "StopTimeoutSec": "mps_stop_timeout_s",
     "EscapedClients": "mps_escaped_clients",
     "EscapeGraceSec": "mps_escape_grace_s",
+    "DistributedJobs": "mps_distributed_jobs",
 }
 """The role's variable behind each key of the file."""
 
 _SECTIONS: Mapping[str, Sequence[str]] = {
     "Instance": ("GPUs", "PipeDirectory", "ComputeMode", "WhenDown", "MultiUser", "ServerUser", "Group"),
     "Limits": ("DeviceMemoryLimit", "ActiveThreadPercentage", "ClientPriority"),
-    "Clients": ("ExpectedClients", "EscapedClients", "EscapeGraceSec"),
+    "Clients": ("ExpectedClients", "EscapedClients", "EscapeGraceSec", "DistributedJobs"),
     "Timeouts": ("DriverTimeoutSec", "StopTimeoutSec"),
 }
 
@@ -49,6 +50,7 @@ REFUSE, WAIT = "refuse", "wait"
 
 DRAIN_TIMEOUT_S = 300
 """How long clients are waited for where nothing else is said."""
+IGNORE, WARN, FAIL = "ignore", "warn", "fail"
 
 DAEMON_DIRECTORY_MAX_BYTES = 87
 """The longest pipe directory that the daemon can serve: ``<directory>/control_privileged`` must fit a
@@ -71,7 +73,8 @@ class Instance:
     ``limit`` is what one client may take on each device, ``thread_percentage`` the share of the
     multiprocessors in percent, ``client_priority`` 0 (normal) or 1 (below normal), ``expected_clients`` how
     many clients are to fit on each device. ``escaped_clients`` says what becomes of a client that shook off
-    its limit: REPORT, or TERMINATE after ``escape_grace_s`` seconds. Only root and the members of ``group`` may
+    its limit: REPORT, or TERMINATE after ``escape_grace_s`` seconds; ``distributed_jobs`` what is said of ranks of a
+    distributed training run among its clients: IGNORE, WARN or FAIL. Only root and the members of ``group`` may
     connect, or everyone where it is None.
     """
 
@@ -91,6 +94,7 @@ class Instance:
     stop_timeout_s: int = 20
     escaped_clients: str = REPORT
     escape_grace_s: int = 60
+    distributed_jobs: str = WARN
 
     @property
     def eager_server(self) -> Optional[str]:
@@ -183,6 +187,7 @@ def from_values(values: Mapping[str, str], name: str) -> Instance:
         "stop_timeout_s": get("StopTimeoutSec", check_timeout_s),
         "escaped_clients": get("EscapedClients", check_escaped_clients),
         "escape_grace_s": get("EscapeGraceSec", check_timeout_s),
+        "distributed_jobs": get("DistributedJobs", check_distributed_jobs),
     }
     given = {key: value for key, value in fields.items() if value is not None}
     instance = Instance(name=name, **given)  # type: ignore[arg-type]  # each is of its check's type
@@ -419,6 +424,13 @@ def check_on_clients(text: object) -> str:
     if text in (REFUSE, WAIT, TERMINATE):
         return str(text)
     raise BadValue(repr(text), "refuse, wait or terminate", "write refuse")
+
+
+def check_distributed_jobs(text: object) -> str:
+    """:raises BadValue: if it is none of ``ignore``, ``warn`` and ``fail``."""
+    if text in (IGNORE, WARN, FAIL):
+        return str(text)
+    raise BadValue(repr(text), "ignore, warn or fail", "write warn")
 
 
 def check_timeout_s(value: object) -> int:

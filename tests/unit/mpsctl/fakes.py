@@ -365,6 +365,7 @@ class FakeSystemd:
         self.fails: dict[str, str] = {}
         self.journals: dict[str, list[str]] = {}
         self.boot: Optional[list[str]] = []
+        self.kernel: list[str] = []
         self.late = 0
         self.journal_reads = 0
         self.shows = 0
@@ -417,6 +418,9 @@ class FakeSystemd:
 
     def journal(self, unit: str, lines: int) -> list[str]:
         return [f"the last words of {unit}"]
+
+    def kernel_log(self, lines: int) -> list[str]:
+        return self.kernel[-lines:]
 
     def journal_of_start(self, invocation: str, wanted: str, settled: bool = False) -> list[str]:
         self.journal_reads += 1
@@ -481,7 +485,7 @@ class Host:
         sections = {
             "Instance": ("GPUs", "PipeDirectory", "ComputeMode", "WhenDown", "MultiUser", "ServerUser", "Group"),
             "Limits": ("DeviceMemoryLimit", "ActiveThreadPercentage", "ClientPriority"),
-            "Clients": ("ExpectedClients", "EscapedClients", "EscapeGraceSec"),
+            "Clients": ("ExpectedClients", "EscapedClients", "EscapeGraceSec", "DistributedJobs"),
             "Timeouts": ("DriverTimeoutSec", "StopTimeoutSec"),
         }
         lines = [f"# Managed by mps-fleet: instance {name}"]

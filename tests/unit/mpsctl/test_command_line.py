@@ -40,6 +40,7 @@ VERBS = [
     "clients",
     "drain",
     "undrain",
+    "doctor",
 ]
 
 
@@ -540,3 +541,48 @@ def test_an_answer_that_nobody_can_read_is_told_in_one_line(verb: str, redirecti
     )
     assert done.returncode in code, done.stderr
     assert done.stderr.count("\n") == (1 if code == {3} else 0), done.stderr
+
+
+# -- doctor
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin", "code", "first"),
+    [
+        (("--error", "810"), "", 1, "terminated-by-daemon"),
+        (("--log", "-"), "Cannot find MPS control daemon process\n", 1, "daemon-not-found"),
+        (("--log", "-"), "nothing of note\n", 0, None),
+        (("--unit", "-"), "[Service]\nExecStop=/usr/bin/nvidia-cuda-mps-control quit\n", 1, "quit-as-argument"),
+        (("--container", "-"), '{"services": {"a": {}}}', 1, "container-without-pipe-directory"),
+    ],
+)
+def test_doctor_answers_what_it_is_given(
+    mpsctl: Shell, words: tuple[str, ...], stdin: str, code: int, first: Optional[str]
+) -> None:
+    assert mpsctl("doctor", *words, stdin=stdin) == code
+    assert (f"1. {first} (" in mpsctl.out) == (first is not None)
+    assert ("nothing found" in mpsctl.out) == (first is None)
+    found = mpsctl.json("doctor", *words, stdin=stdin)
+    assert [one["name"] for one in found["diagnoses"]][:1] == ([first] if first else [])
+    for one in found["diagnoses"]:
+        assert set(one) == {"name", "cause", "evidence", "remedy", "certainty"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--error", "frobnicate"),
+        ("--error", ""),
+        ("--log", "/nowhere/at/all"),
+        ("--unit", "/"),
+        ("--pid", "many"),
+        ("--pid", "0"),
+        ("--pid", "4000000"),
+        ("--container", "-"),
+        ("7",),
+    ],
+)
+def test_doctor_refuses_in_one_line(mpsctl: Shell, words: tuple[str, ...]) -> None:
+    assert mpsctl("doctor", *words) == 2
+    assert mpsctl.err.count("\n") == 1
+    assert mpsctl.out == ""

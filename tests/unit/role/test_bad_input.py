@@ -40,6 +40,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "mode": ({"mps_compute_mode": "exclusive"}, "mps_compute_mode", "expected exclusive_process or default"),
     "group": ({"mps_group": "no group"}, "mps_group", "a group's name or number"),
     "escaped clients": ({"mps_escaped_clients": "kill"}, "mps_escaped_clients", "report or terminate"),
+    "distributed jobs": ({"mps_distributed_jobs": "end"}, "mps_distributed_jobs", "ignore, warn or fail"),
     "escape grace": ({"mps_escape_grace_s": 0}, "mps_escape_grace_s", "whole seconds"),
     "on clients": ({"mps_on_clients": "kill"}, "mps_on_clients", "refuse, wait or terminate"),
     "on clients null": ({"mps_on_clients": None}, "mps_on_clients", "found null"),

@@ -85,6 +85,12 @@ def test_the_policy_for_escaped_clients_reaches_the_file() -> None:
     assert (strict.escaped_clients, strict.escape_grace_s) == ("terminate", 5)
 
 
+@pytest.mark.parametrize("policy", ["ignore", "warn", "fail"])
+def test_the_policy_for_distributed_jobs_reaches_the_file(policy: str) -> None:
+    assert parse_conf(_request()["instance_per_gpu"], "0").distributed_jobs == "warn"
+    assert parse_conf(_request(distributed_jobs=policy)["instance_per_gpu"], "0").distributed_jobs == policy
+
+
 def test_the_health_timer_is_carried_and_wished_to_run() -> None:
     found = _request()
     files = {entry["path"].rpartition("/")[2]: entry["content"] for entry in found["files"]}

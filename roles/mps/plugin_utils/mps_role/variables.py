@@ -46,6 +46,7 @@ _CHECKS: Mapping[str, Callable[[Any], object]] = {
     "escape_grace_s": instances.check_timeout_s,
     "on_clients": instances.check_on_clients,
     "drain_timeout_s": instances.check_timeout_s,
+    "distributed_jobs": instances.check_distributed_jobs,
 }
 """By the variable's name without the prefix, which is the name of an instance's own value as well."""
 
@@ -59,6 +60,7 @@ _MANAGED = (
     "escape_grace_s",
     "on_clients",
     "drain_timeout_s",
+    "distributed_jobs",
     "package",
     "serial",
 )

@@ -1,0 +1,142 @@
+"""A consultation: what somebody brings (an error, a log, a process, files) or the host itself, and what is made of it.
+
+Nothing is ever written or changed, and every wait has a bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Sequence
+
+from mpsctl.outside import hardware
+from mpsctl.proofs.doctor import containers, host, log, memory, metal, process, symptoms, units
+from mpsctl.proofs.doctor.diagnosis import CERTAIN, POSSIBLE, Diagnosis, in_order
+from mpsctl.state import configuration
+from mpsctl.state.world import World
+from mpsctl.values.check import Check
+from mpsctl.values.errors import BadValue
+from mpsctl.values.instance import Instance
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is brought: texts by the name of their origin, ``errors`` as they were given, process ids.
+
+    With nothing at all the host is looked at; ``instances`` are those of interest, all without any.
+    """
+
+    instances: Sequence[str] = ()
+    errors: Sequence[str] = ()
+    logs: Sequence[tuple[str, str]] = ()
+    pids: Sequence[int] = ()
+    containers: Sequence[tuple[str, str]] = ()
+    units: Sequence[tuple[str, str]] = ()
+
+    @property
+    def of_host(self) -> bool:
+        return not any((self.errors, self.logs, self.pids, self.containers, self.units))
+
+
+@dataclass
+class Answer:
+    """``understood`` says in lines what was looked at; ``diagnoses`` are the surest first."""
+
+    understood: list[str] = field(default_factory=list)
+    diagnoses: list[Diagnosis] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"understood": self.understood, "diagnoses": [one.as_json() for one in self.diagnoses]}
+
+
+def consult(world: World, question: Question, checks: Sequence[Check] = ()) -> Answer:
+    """Answer a question. ``checks`` are those of the host that were made already; they count when it is looked at.
+
+    :raises BadValue: for an error that is not known here, no such process or instance, or a file of no known form.
+    """
+    answer = Answer()
+    found: list[Diagnosis] = []
+    if question.of_host and metal.on_a_mac():
+        answer.understood.append("this is a Mac")
+        found.append(metal.explain())
+    elif question.of_host:
+        known = host.known(world, question.instances)
+        answer.understood.append(
+            f"looked at {_count(len(known.statuses), 'instance')}, {_count(len(known.gpus), 'GPU')}, every process on"
+            " them, logs, units and the kernel's log"
+        )
+        found += host.look(known, checks)
+    for text in question.errors:
+        found += _error(world, question, text, checks, answer)
+    for name, text in question.logs:
+        found += _log(name, text, answer)
+    for pid in question.pids:
+        found += _process(world, question, pid, answer)
+    for name, text in question.containers:
+        for container in containers.read(text):
+            answer.understood.append(f"{name}: container {container.name}")
+            found += containers.lint(container, _instances(world, question.instances), hardware.driver_version())
+    for name, text in question.units:
+        answer.understood.append(f"{name}: {_count(len(text.splitlines()), 'line')}")
+        found += units.lint(text)
+    answer.diagnoses = in_order(found)
+    return answer
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _instances(world: World, names: Sequence[str]) -> list[Instance]:
+    """The named instances, or all; one whose file is refused is left out where it was not named."""
+    if names:
+        return [configuration.load(world, name) for name in names]
+    found = []
+    for name in configuration.names(world):
+        try:
+            found.append(configuration.load(world, name))
+        except BadValue:
+            continue
+    return found
+
+
+def _error(world: World, question: Question, text: str, checks: Sequence[Check], answer: Answer) -> list[Diagnosis]:
+    understood = symptoms.read_error(text)
+    if not understood:
+        short = " ".join(text.split())[:80]
+        raise BadValue(
+            f"{short!r}, of which nothing is known here",
+            "a CUDA error's number or name, or the text that a program printed",
+            "give the whole text, or the log (--log FILE)",
+        )
+    answer.understood.append(str(understood))
+    possible = understood.possible
+    if set(possible) == {metal.NAME}:
+        return [metal.explain(understood.lines[metal.NAME])]
+    of_text = [*memory.from_text(text), *understood.diagnoses()]
+    if metal.on_a_mac():
+        return of_text  # nothing of NVIDIA's is to be seen here
+    codes = [error.code for error in understood.errors]
+    related = {name for code in codes for name in symptoms.RELATED.get(code, ())}
+    seen = host.look(host.known(world, question.instances), checks, symptoms.OUT_OF_MEMORY in codes)
+    on_host = [one for one in seen if one.name in possible or one.name in related]
+    if any(one.certainty == CERTAIN for one in on_host):
+        # What is seen for certain leaves no room for what was only possible.
+        names = {one.name for one in on_host}
+        of_text = [one for one in of_text if one.certainty != POSSIBLE or one.name in names]
+    return [*on_host, *of_text]
+
+
+def _log(name: str, text: str, answer: Answer) -> list[Diagnosis]:
+    lines = text.splitlines()
+    answer.understood.append(
+        f"{name}: {_count(len(lines), 'line')}, {log.known_lines(lines)} of a control daemon or its servers"
+    )
+    return [*memory.from_text(text), *log.diagnose_log(lines)]
+
+
+def _process(world: World, question: Question, pid: int, answer: Answer) -> list[Diagnosis]:
+    known = host.known(world, question.instances)
+    found, about = process.look(known, pid)
+    answer.understood.append(about)
+    of_memory = memory.on_host(world, known.statuses, known.gpus, asked=False)
+    return found + [one for one in of_memory if any(f"client {pid} " in line for line in one.evidence)]

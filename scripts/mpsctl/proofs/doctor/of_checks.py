@@ -1,0 +1,56 @@
+"""Which causes a failing check of the host can have: the one place where checks are turned into diagnoses."""
+
+from __future__ import annotations
+
+from typing import Iterable, Mapping
+
+from mpsctl.proofs import training
+from mpsctl.proofs.doctor.catalogue import CAUSES
+from mpsctl.proofs.doctor.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis
+from mpsctl.values.check import FAIL, WARN, Check
+
+CAUSES_OF_CHECKS: Mapping[str, str] = {
+    "gpus-answer": "no-driver",
+    "other-managers": "several-managers",
+    "foreign-daemons": "foreign-daemon",
+    "modes-without-daemon": "exclusive-without-daemon",
+    "boot-order": "ordering-cycle",
+    "unit-active": "unit-not-active",
+    "restarts": "daemon-went-away",
+    "other-daemons": "two-daemons-one-gpu",
+    "gate": "gate-closed",
+    "pipe-directory-files": "cleaned-pipe-directory",
+    "pipe-directory-access": "pipe-directory-closed",
+    "gpus-served": "set-before-restart",
+    "compute-mode": "not-as-wished",
+    "persistence": "persistence-off",
+    "memory-limit": "not-as-wished",
+    "thread-percentage": "not-as-wished",
+    "client-priority": "not-as-wished",
+    "server-state": "client-fault",
+    "server-exits": "server-crash-loop",
+    "gpu-processes": "client-outside-mps",
+    "client-pids": "clients-hidden-by-pid-namespace",
+    "client-limits": "limit-over-reached",
+    "client-count": "too-many-clients",
+    "client-connections": "max-connections-raised",
+    "waiting-clients": "waiting-behind-another-user",
+    training.JOBS: "distributed-job",
+    training.RANKS: "nccl-ranks-on-one-gpu",
+}
+"""The cause of the catalogue behind each check, by the check's name. A check that is not here is its own cause."""
+
+
+def diagnose_checks(checks: Iterable[Check]) -> list[Diagnosis]:
+    """A diagnosis for each check that failed or warns: with its own evidence, and its own remedy where it has one."""
+    found = []
+    for one in checks:
+        if one.level not in (FAIL, WARN):
+            continue
+        name = CAUSES_OF_CHECKS.get(one.name, one.name)
+        known = CAUSES.get(name)
+        cause = known.cause if known else f"found {one.found}, expected {one.expected}"
+        remedy = one.remedy or (known.remedy if known else "")
+        sure = CERTAIN if one.level == FAIL else LIKELY if known else POSSIBLE
+        found.append(Diagnosis(name, cause, (one.found, *one.evidence), remedy, sure))
+    return found

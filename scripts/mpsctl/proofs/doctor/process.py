@@ -1,0 +1,238 @@
+"""One process: whether it is an MPS client, why not, and what else is wrong with it. By /proc, NVML and the log."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional, Sequence
+
+from mpsctl.outside import hardware, logs, pipe, procfs
+from mpsctl.outside.logs import DaemonLog
+from mpsctl.proofs.doctor import environment
+from mpsctl.proofs.doctor.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, diagnose
+from mpsctl.proofs.status import Status
+from mpsctl.state import configuration
+from mpsctl.state.world import World
+from mpsctl.values import client_variable
+from mpsctl.values.daemon_environment import PIPE_DIRECTORY, VISIBLE_DEVICES
+from mpsctl.values.errors import BadValue, MpsctlError
+from mpsctl.values.gpu import EXCLUSIVE_PROCESS, Gpu
+from mpsctl.values.instance import Instance
+
+_LIBRARY = "libcuda.so"
+_OPEN_FILES = 16_384
+"""NVIDIA's documentation of MPS; a process that is no server needs far less."""
+_FEW_OPEN_FILES = 1024
+
+
+@dataclass(frozen=True)
+class OnHost:
+    """What is known of the host before a process is looked at."""
+
+    world: World
+    statuses: Sequence[Status]
+    instances: Sequence[Instance]
+    gpus: Sequence[Gpu]
+
+    def uuids(self, instance: Instance) -> Optional[list[str]]:
+        """The instance's devices by UUID, or None where they are not known."""
+        try:
+            return [device.uuid for device in configuration.resolve(instance, self.gpus)]
+        except BadValue:
+            return None
+
+    def status(self, instance: Instance) -> Optional[Status]:
+        return next((one for one in self.statuses if one.instance == instance.name), None)
+
+
+@dataclass(frozen=True)
+class Uses:
+    """What a process has by NVML: the devices on which it is a client, and those on which it has a context at all."""
+
+    as_client: frozenset[str]
+    at_all: frozenset[str]
+
+
+def uses(world: World, pid: int, gpus: Sequence[Gpu]) -> Uses:
+    """By the UUID of each GPU and MIG device. Empty where NVML does not answer."""
+    as_client, at_all = set(), set()
+    try:
+        with world.nvml() as nvml:
+            for uuid in [uuid for gpu in gpus for uuid in (gpu.uuid, *(mig.uuid for mig in gpu.mig_devices))]:
+                if pid in (nvml.client_memory_mib(uuid) or {}):
+                    as_client.add(uuid)
+                if pid in (nvml.compute_memory_mib(uuid) or {}):
+                    at_all.add(uuid)
+    except MpsctlError:
+        pass
+    return Uses(frozenset(as_client), frozenset(at_all | as_client))
+
+
+def look(host: OnHost, pid: int) -> tuple[list[Diagnosis], str]:
+    """What is wrong with a process, and in one line what it is.
+
+    :raises BadValue: if there is no such process.
+    """
+    if not procfs.command(pid):
+        raise BadValue(f"no process {pid}", "a process of this host", "give the host's process id, not a container's")
+    used = uses(host.world, pid, host.gpus)
+    known = procfs.environment(pid)
+    uid = procfs.uid(pid)
+    about = _about(pid, uid, used, known is not None)
+    found: list[Diagnosis] = []
+    if procfs.state(pid) in ("Z", "D", "X"):
+        found.append(diagnose("zombie-client", CERTAIN if used.at_all else POSSIBLE, about))
+    instance = _instance_of(host, known or {})
+    if known is not None:
+        devices = None if instance is None else host.uuids(instance)
+        found += environment.lint(known, devices, of_daemon=procfs.name(pid) == hardware.CONTROL_DAEMON[:15])
+    if procfs.name(pid) not in (hardware.CONTROL_DAEMON[:15], hardware.SERVER[:15]) and not used.as_client:
+        found += why_no_client(host, pid, uid, known, instance, used)
+    return found + _surroundings(pid, used), about
+
+
+def _about(pid: int, uid: Optional[int], used: Uses, readable: bool) -> str:
+    who = procfs.user(uid) if uid is not None else None
+    what = "an MPS client" if used.as_client else "on a GPU outside MPS" if used.at_all else "on no GPU"
+    inside = procfs.container(pid)
+    return (
+        f"pid {pid} ({procfs.command(pid)[:100]}), user {who or uid}{f', container {inside[:12]}' if inside else ''}:"
+        f" {what}{'' if readable else '; its environment may not be read'}"
+    )
+
+
+def _instance_of(host: OnHost, known: dict[str, str]) -> Optional[Instance]:
+    """The instance that the process means: by its variable, or the only one."""
+    named = known.get(PIPE_DIRECTORY, "").rstrip("/")
+    for instance in host.instances:
+        if named and named == instance.pipe_directory:
+            return instance
+    return host.instances[0] if len(host.instances) == 1 else None
+
+
+def why_no_client(
+    host: OnHost,
+    pid: int,
+    uid: Optional[int],
+    known: Optional[dict[str, str]],
+    instance: Optional[Instance],
+    used: Uses,
+) -> list[Diagnosis]:
+    """Why a process is no client of an instance, what lies deepest first."""
+    if not used.at_all and not procfs.maps(pid, _LIBRARY):
+        return [diagnose("no-cuda-yet", LIKELY, f"pid {pid} has no {_LIBRARY} mapped")]
+    found: list[Diagnosis] = []
+    if known is not None:
+        found += _directory(host, pid, uid, known)
+        found += _devices(host, known, instance)
+    found += _unserved(host, pid, instance)
+    if used.at_all:
+        names = ", ".join(sorted(used.at_all))
+        exclusive = [gpu for gpu in host.gpus if gpu.uuid in used.at_all and gpu.compute_mode == EXCLUSIVE_PROCESS]
+        more = ["it holds a GPU in exclusive mode: no server can have it meanwhile"] if exclusive else []
+        found.append(
+            diagnose("client-outside-mps", CERTAIN, f"pid {pid} has a context on {names} and is no client", *more)
+        )
+    return found
+
+
+def _directory(host: OnHost, pid: int, uid: Optional[int], known: dict[str, str]) -> list[Diagnosis]:
+    named = known.get(PIPE_DIRECTORY)
+    publics = [instance.pipe_directory for instance in host.instances]
+    if named is None:
+        return [diagnose("pipe-directory-missing", CERTAIN, f"pid {pid}: no {PIPE_DIRECTORY} in its environment")]
+    root = procfs.root(pid)
+    evidence = f"pid {pid}: {PIPE_DIRECTORY}={named}"
+    inside = procfs.container(pid)
+    groups = procfs.groups(pid) or ()
+    closed = pipe.closed_to(Path(named), uid or 0, groups, root) if named.startswith("/") else None
+    if closed is not None:
+        where, mode = closed
+        line = f"{where} has mode {mode:04o}, and pid {pid} is of user {uid}"
+        return [diagnose("pipe-directory-closed", CERTAIN, line, evidence, remedy=f"`chmod o+x {where}`")]
+    same = [public for public in publics if _is_same(root / named.lstrip("/"), Path(public))]
+    for public in same:
+        # Where only a group may connect, the daemon's own directory behind the gate is closed to all others.
+        private = pipe.behind_gate(Path(public))
+        barred = pipe.closed_to(private, uid or 0, groups) if private else None
+        if barred is not None:
+            line = f"{barred[0]} has mode {barred[1]:04o}, and pid {pid} is of user {uid}"
+            return [diagnose("not-in-group", CERTAIN, line, evidence)]
+    if same or (not publics and os.path.lexists(root / named.lstrip("/") / pipe.PUBLIC_NAMES[0])):
+        return []
+    if not os.path.isdir(root / named.lstrip("/")) and inside:
+        mounted = sorted(procfs.mounts(pid) or {})
+        line = f"container {inside[:12]}: nothing at {named}; it has {len(mounted)} mounts"
+        return [diagnose("container-without-pipe-directory", CERTAIN, evidence, line)]
+    if publics and not same:
+        return [diagnose("pipe-directory-wrong", CERTAIN, evidence, f"the instances have {', '.join(publics)}")]
+    return [diagnose("no-daemon", LIKELY, evidence, "no socket `control` is there")]
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """Whether two paths lead to one directory, through another root or a bind mount as well."""
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+def _devices(host: OnHost, known: dict[str, str], instance: Optional[Instance]) -> list[Diagnosis]:
+    uuids = host.uuids(instance) if instance else None
+    chosen = known.get(VISIBLE_DEVICES)
+    if uuids is None or chosen is None or client_variable.visible(known, uuids):
+        return []
+    return [
+        diagnose(
+            "visible-devices-renumbered", LIKELY, f"{VISIBLE_DEVICES}={chosen}", f"the daemon offers {', '.join(uuids)}"
+        )
+    ]
+
+
+def _unserved(host: OnHost, pid: int, instance: Optional[Instance]) -> list[Diagnosis]:
+    found = []
+    for one in host.instances if instance is None else [instance]:
+        status = host.status(one)
+        if status is None:
+            continue
+        if not status.active:
+            found.append(diagnose("unit-not-active", LIKELY, *status.findings[:3]))
+        elif not status.gate_open:
+            found.append(diagnose("gate-closed", LIKELY, *status.findings[:3]))
+        log = log_of(host.world, status)
+        if pid in log.waiting:
+            users = sorted({str(server.uid) for server in status.servers})
+            line = (
+                f"pid {pid} of user {log.waiting[pid]} was queued; servers live for user {', '.join(users) or 'none'}"
+            )
+            found.append(diagnose("waiting-behind-another-user", CERTAIN if users else LIKELY, line))
+    return found
+
+
+def log_of(world: World, status: Status) -> DaemonLog:
+    """What the journal has of the present start of an instance's daemon."""
+    return logs.read(lines_of(world, status))
+
+
+def lines_of(world: World, status: Status) -> list[str]:
+    """The lines of the present start; none where the journal may not be read."""
+    invocation = status.unit.get("invocation", "")
+    try:
+        return world.systemd.journal_of_start(invocation, logs.EVERY_LINE) if invocation else []
+    except MpsctlError:
+        return []
+
+
+def _surroundings(pid: int, used: Uses) -> list[Diagnosis]:
+    found = []
+    limit = procfs.open_files_limit(pid)
+    least = _OPEN_FILES if procfs.name(pid) in (hardware.CONTROL_DAEMON[:15], hardware.SERVER[:15]) else _FEW_OPEN_FILES
+    if limit is not None and limit < least:
+        found.append(diagnose("open-files-limit", POSSIBLE, f"pid {pid} may have {limit} files open, expected {least}"))
+    if procfs.maps_users(pid) and not used.as_client:
+        found.append(diagnose("user-namespace", POSSIBLE, f"pid {pid} is user {procfs.uid(pid)} to the daemon"))
+    own, ours = procfs.namespace(pid, "pid"), procfs.namespace(os.getpid(), "pid")
+    if own and ours and own != ours:
+        found.append(diagnose("pid-namespace", POSSIBLE, f"pid {pid} is in {own}, this program in {ours}"))
+    return found

@@ -1,0 +1,151 @@
+"""Ranks of a distributed training run among the clients of an instance: a job that MPS hurts.
+
+Ranks wait for each other at every step, so a share of a GPU slows the whole run; one client's fault ends its
+neighbours with it; and NCCL refuses two ranks on one GPU with MPS as without (2.28.9 on an H200), until 2.29
+always, from 2.30 on unless NCCL_MULTI_RANK_GPU_ENABLE=1 is set (NVIDIA/nccl, docs/userguide env). MPI ranks
+that use no NCCL are another matter: sharing GPUs among those is what MPS was made for, and they are not named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Mapping, Optional, Sequence
+
+from mpsctl.outside import procfs
+from mpsctl.proofs.clients import Client
+from mpsctl.values import check
+from mpsctl.values.check import Check
+from mpsctl.values.fit import LARGE_SHARE
+from mpsctl.values.instance import FAIL, IGNORE
+
+JOBS, RANKS = "distributed-jobs", "nccl-ranks-on-one-gpu"
+"""The names of the checks."""
+
+MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
+_NCCL = "libnccl"
+_TORCH, _MPI, _SLURM = "torch", "MPI", "Slurm"
+_LAUNCHERS = (
+    (_TORCH, "RANK", "WORLD_SIZE", ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")),
+    (_MPI, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")),
+    (_MPI, "PMI_RANK", "PMI_SIZE", ("PMI_JOBID",)),
+    (_SLURM, "SLURM_PROCID", "SLURM_NTASKS", ("SLURM_JOB_ID", "SLURM_STEP_ID")),
+)
+"""Who starts ranks, with the variables that it gives them: the rank, how many there are, and which run it is."""
+
+ADVICE = (
+    "run it outside MPS with one GPU per rank (unset CUDA_MPS_PIPE_DIRECTORY on a GPU that no instance has), or let"
+    " mps_distributed_jobs: ignore say that it is meant"
+)
+RANKS_ADVICE = (
+    "give each rank a GPU of its own; up to NCCL 2.29 there is no other way, from 2.30 on"
+    f" {MULTI_RANK}=1 (experimental) lets two ranks share one, and it may hang where resources run out"
+)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank of a run of ``size``, as its launcher told it. ``run`` names the run as far as that is told."""
+
+    number: int
+    size: int
+    launcher: str
+    run: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"rank {self.number} of {self.size} ({self.launcher})"
+
+
+def rank_of(environment: Optional[Mapping[str, str]]) -> Optional[Rank]:
+    """The rank that a process is, by the environment with which it was started; None where it is alone."""
+    for launcher, number, size, run in _LAUNCHERS:
+        texts = [(environment or {}).get(name, "") for name in (number, size)]
+        if all(text.isascii() and text.isdigit() for text in texts) and int(texts[1]) > 1:
+            names = tuple((environment or {}).get(name, "") for name in run)
+            return Rank(int(texts[0]), int(texts[1]), launcher, (launcher, *names))
+    return None
+
+
+def trains(pid: int, rank: Rank) -> bool:
+    """Whether a rank is one of a training run: torch's launcher started it, or it has NCCL in its memory.
+
+    NCCL alone says nothing: whoever imports torch has it.
+    """
+    return rank.launcher == _TORCH or procfs.maps(pid, _NCCL)
+
+
+def look(policy: str, clients: Sequence[Client], memory_mib: Sequence[int]) -> list[Check]:
+    """The checks of one instance: that no client is a rank, and that no GPU has two of one run.
+
+    ``policy`` is the instance's ``distributed_jobs``: nothing is said with ``ignore``, and what is found is a
+    warning or a failure with the others. ``memory_mib`` is the memory of the instance's devices in MiB.
+    """
+    if policy == IGNORE:
+        return []
+    level = check.FAIL if policy == FAIL else check.WARN
+    ranks = [(client, rank) for client in clients for rank in _training(client)]
+    if not ranks:
+        return [Check(JOBS, check.PASS, "no rank of a distributed training run among the clients")]
+    runs = len({rank.run for _, rank in ranks})
+    found = [
+        Check(
+            JOBS,
+            level,
+            f"{_number(len(ranks), 'client')} of {_number(runs, 'distributed training run')} under MPS",
+            "no rank of a distributed training run among the clients",
+            ADVICE,
+            tuple(_line(client, rank, memory_mib) for client, rank in ranks),
+        )
+    ]
+    return found + _sharing(ranks, len(memory_mib), level)
+
+
+def _training(client: Client) -> list[Rank]:
+    rank = rank_of(procfs.environment(client.pid))
+    return [rank] if rank is not None and trains(client.pid, rank) else []
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _line(client: Client, rank: Rank, memory_mib: Sequence[int]) -> str:
+    line = f"{client}: {rank}"
+    if procfs.maps(client.pid, _NCCL):
+        line += ", NCCL mapped"
+    for ordinal, (held, total) in enumerate(zip(client.memory_mib, memory_mib)):
+        if held is not None and held > LARGE_SHARE * total:
+            line += f", holds {held} of {total} MiB of device {ordinal}: there is nothing left to share"
+    return line
+
+
+def _devices(client: Client, count: int) -> list[int]:
+    """The ordinals of the devices that a client uses; with one device there is no question."""
+    return [0] if count == 1 else [ordinal for ordinal, held in enumerate(client.memory_mib) if held is not None]
+
+
+def _sharing(ranks: Sequence[tuple[Client, Rank]], devices: int, level: str) -> list[Check]:
+    together: dict[tuple[int, tuple[str, ...]], list[tuple[Client, Rank]]] = {}
+    for client, rank in ranks:
+        for ordinal in _devices(client, devices):
+            together.setdefault((ordinal, rank.run), []).append((client, rank))
+    found = []
+    for (ordinal, _), members in together.items():
+        if len({rank.number for _, rank in members}) < 2:
+            continue
+        evidence = [f"{client}: {rank}" for client, rank in members]
+        allowed = [(procfs.environment(client.pid) or {}).get(MULTI_RANK) == "1" for client, _ in members]
+        if all(allowed):
+            evidence.append(f"{MULTI_RANK}=1 is set for all of them: NCCL takes them from 2.30 on")
+        numbers = sorted({rank.number for _, rank in members})
+        found.append(
+            Check(
+                RANKS,
+                check.WARN if all(allowed) else level,
+                f"ranks {', '.join(map(str, numbers))} of one run on device {ordinal}",
+                "at most one rank of a run on a GPU: NCCL ends with 'Duplicate GPU detected' (up to 2.29) or 'Multiple"
+                " Ranks are using the same GPU/Partition' (from 2.30 on)",
+                RANKS_ADVICE,
+                tuple(evidence),
+            )
+        )
+    return found
