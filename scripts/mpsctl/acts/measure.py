@@ -8,15 +8,14 @@ own runs for these seconds.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Optional, Sequence
 
-from mpsctl.outside import cuda, files, hardware, pipe, procfs
+from mpsctl.acts import quiet_gpu
+from mpsctl.outside import cuda, pipe
 from mpsctl.outside import daemon as control
 from mpsctl.outside.daemon import Daemon
 from mpsctl.outside.nvml import Nvml
@@ -26,17 +25,15 @@ from mpsctl.values import client_variable, costs
 from mpsctl.values.costs import Measurement
 from mpsctl.values.daemon_environment import PIPE_DIRECTORY, VISIBLE_DEVICES
 from mpsctl.values.errors import BadValue, NotInForce, NotReady
-from mpsctl.values.gpu import PROHIBITED, Device, Gpu
-from mpsctl.values.gpu import resolve as resolve_gpu
+from mpsctl.values.gpu import Device, Gpu
 from mpsctl.values.instance import Instance
+from mpsctl.values.mps_variables import THREADS
 
-THREADS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _PROBE_LIMIT_MIB = 2048
 """Ample for one context, and all that one client could ever take."""
 _USUAL_PERCENTAGES = (100.0, 50.0)
 _DEADLINE_S = 120
 _CLIENT_TIMEOUT_S = 20
-_DAEMON_START_S = 10
 _MARGIN_MIB = 64
 """The least limit is looked for this far around the context's cost first."""
 
@@ -81,10 +78,10 @@ def measure(
     with world.nvml() as nvml, ExitStack() as stack:
         gpus = nvml.gpus()
         driver = nvml.driver_version()
-        instance, device = _chosen(world, name, reference, gpus)
+        instance, device = quiet_gpu.choose(world, name, reference, gpus)
         bench = _bench(world, nvml, instance, device, gpus, stack)
         if not force:
-            _refuse_busy(bench)
+            quiet_gpu.refuse_busy(nvml, device, bench.daemon)
         most = 100.0 if instance is None or instance.thread_percentage is None else instance.thread_percentage
         for percentage in percentages:
             if percentage > most:
@@ -95,35 +92,6 @@ def measure(
         found = [_measure_one(bench, driver, percentage) for percentage in wanted]
         measured.keep(world, found)
         return found
-
-
-def _chosen(
-    world: World, name: Optional[str], reference: Optional[str], gpus: Sequence[Gpu]
-) -> tuple[Optional[Instance], Device]:
-    names = configuration.names(world)
-    if name is None and reference is None:
-        if len(names) == 1:
-            name = names[0]
-        elif len(gpus) == 1:
-            reference = gpus[0].uuid
-        else:
-            raise BadValue(
-                f"{len(names)} instances and {len(gpus)} GPUs", "one to measure on", "name it: --instance or --gpu"
-            )
-    if name is not None:
-        instance = configuration.load(world, name)
-        return instance, configuration.resolve(instance, gpus)[0]
-    assert reference is not None
-    device = resolve_gpu(reference, gpus)
-    for other in names:
-        try:
-            instance = configuration.load(world, other)
-            first = configuration.resolve(instance, gpus)[0]
-        except BadValue:
-            continue  # `status` says what is wrong with it
-        if first == device and pipe.behind_gate(Path(instance.pipe_directory)) is not None:
-            return instance, device
-    return None, device
 
 
 def _bench(
@@ -138,49 +106,10 @@ def _bench(
         most_mib = device.memory_mib if instance.limit is None else instance.limit.on(device.memory_mib)
         daemon = world.daemon_of(instance.name, public)
         return _Bench(world, nvml, device, uuids, public, daemon, min(_PROBE_LIMIT_MIB, most_mib), end_s)
-    if device.gpu.compute_mode == PROHIBITED:
-        raise NotReady(f"{device} is in compute mode prohibited: nothing may use it; start its instance first")
-    parent = world.places.root / "run/mps-fleet"
-    files.make_directory(parent)
-    private = Path(tempfile.mkdtemp(prefix="measure-", dir=parent))
-    stack.callback(shutil.rmtree, private, ignore_errors=True)
-    stack.enter_context(world.lent_daemon(private, (device.uuid,)))
-    daemon = world.daemon(private, None)
-    _wait_for(world, daemon)
+    private, daemon = quiet_gpu.lend(world, device, "measure", stack)
     # A client's own limit only lowers what the daemon has.
     daemon.ask([f"set_default_device_pinned_mem_limit 0 {_PROBE_LIMIT_MIB}M"])
     return _Bench(world, nvml, device, (device.uuid,), private, daemon, _PROBE_LIMIT_MIB, end_s)
-
-
-def _wait_for(world: World, daemon: Daemon) -> None:
-    end_s = world.now_s() + _DAEMON_START_S
-    while True:
-        try:
-            daemon.ask(["get_default_client_priority"], deadline_s=2)
-            return
-        except NotReady:
-            if world.now_s() >= end_s:
-                raise
-        world.sleep_s(0.05)
-
-
-def _refuse_busy(bench: _Bench) -> None:
-    clients = {pid for server in control.servers(bench.daemon) for pid in control.clients(bench.daemon, server.pid)}
-    gpu = bench.device.gpu
-    clients.update(bench.nvml.client_memory_mib(gpu.uuid) or ())
-    others = [pid for pid in bench.nvml.compute_memory_mib(gpu.uuid) or () if not _may_be_server(pid)]
-    busy = sorted(clients | set(others))
-    if busy:
-        raise NotReady(
-            f"{bench.device} is in use by {len(busy)} process{'es' if len(busy) > 1 else ''} (pid"
-            f" {', '.join(map(str, busy[:8]))}): figures would be too high and they would be disturbed; wait until"
-            " they have ended, or use --force"
-        )
-
-
-def _may_be_server(pid: int) -> bool:
-    # NVML may count pids in another namespace than ours: one without a name here is none that we know.
-    return procfs.name(pid) in (hardware.SERVER[:15], "")
 
 
 def _measure_one(bench: _Bench, driver: str, percentage: float) -> Measurement:
@@ -233,7 +162,7 @@ def _server_mib(bench: _Bench) -> Optional[int]:
     gpu = bench.device.gpu
     clients = bench.nvml.client_memory_mib(gpu.uuid) or {}
     memory = bench.nvml.compute_memory_mib(gpu.uuid) or {}
-    servers = [pid for pid in memory if pid not in clients and _may_be_server(pid)]
+    servers = [pid for pid in memory if pid not in clients and quiet_gpu.may_be_server(pid)]
     return memory[servers[0]] if clients and len(servers) == 1 else None
 
 

@@ -18,7 +18,7 @@ from mpsctl.values.errors import BadValue
 from mpsctl.values.fit import Card
 
 
-def _option(name: str, text: Optional[str], check: Callable[[str], Any]) -> Any:
+def option(name: str, text: Optional[str], check: Callable[[str], Any]) -> Any:
     """The option's value, or None where it was not given.
 
     :raises BadValue: naming the option.
@@ -46,7 +46,7 @@ def with_hints(world: World, name: str, kind: str, text: str) -> str:
 def measure(world: World, options: argparse.Namespace) -> int:
     from mpsctl.acts import measure as acts
 
-    percentages = [_option("--threads", text, instance.check_thread_percentage) for text in options.threads]
+    percentages = [option("--threads", text, instance.check_thread_percentage) for text in options.threads]
     found = acts.measure(world, options.instance, options.gpu, percentages, options.force)
     if options.json:
         _print_json({"file": str(world.places.measured), "measured": [asdict(one) for one in found]})
@@ -89,17 +89,17 @@ def _card(world: World, options: argparse.Namespace) -> Card:
         raise BadValue(f"--gpu with {given[0]}", "a GPU of this host or a described one", "leave one out")
     if options.model_memory_mib is None or options.gpu_name is None:
         raise BadValue(f"only {', '.join(given)}", "--model-memory-mib and --gpu-name", "give both")
-    memory_mib = _option("--model-memory-mib", options.model_memory_mib, _whole_mib)
-    return Card(options.gpu_name, memory_mib, _option("--driver", options.driver, _driver))
+    memory_mib = option("--model-memory-mib", options.model_memory_mib, _whole_mib)
+    return Card(options.gpu_name, memory_mib, option("--driver", options.driver, _driver))
 
 
 def plan(world: World, options: argparse.Namespace) -> int:
     from mpsctl.proofs import plan as planning
 
-    memory = _option("--memory", options.memory, quantity.parse)
-    clients = _option("--clients", options.clients, instance.check_expected_clients)
-    threads = _option("--threads", options.threads, instance.check_thread_percentage)
-    rates = _option("--rates", options.rates, plans.parse_rates)
+    memory = option("--memory", options.memory, quantity.parse)
+    clients = option("--clients", options.clients, instance.check_expected_clients)
+    threads = option("--threads", options.threads, instance.check_thread_percentage)
+    rates = option("--rates", options.rates, plans.parse_rates)
     card = _card(world, options)
     wish = plans.Wish(
         limit_mib=memory.on(card.memory_mib),
@@ -137,11 +137,11 @@ def run(world: World, options: argparse.Namespace) -> int:
         instance=options.instance,
         command=command,
         lower=Lower(
-            memory=_option("--memory", options.memory, quantity.parse),
-            thread_percentage=_option("--threads", options.threads, instance.check_thread_percentage),
-            client_priority=_option("--priority", options.priority, instance.check_client_priority),
+            memory=option("--memory", options.memory, quantity.parse),
+            thread_percentage=option("--threads", options.threads, instance.check_thread_percentage),
+            client_priority=option("--priority", options.priority, instance.check_client_priority),
         ),
-        prove_timeout_s=_option("--prove-timeout", options.prove_timeout, _seconds),
+        prove_timeout_s=option("--prove-timeout", options.prove_timeout, _seconds),
         require_mps=options.require_mps,
         report=None if options.report is None else Path(options.report),
         quiet=options.json,

@@ -23,6 +23,7 @@ exit codes:
   70 a fault of this program
   255 condition: it cannot be told
   verify: as monitoring plugins have it: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN (something cannot be looked at)
+  bench: 128 + n after signal n, with what was measured until then
   run: the command's own, 128 + n after signal n, 126 and 127 where it cannot be started
 """
 
@@ -108,6 +109,8 @@ def _parser() -> argparse.ArgumentParser:
     verify = verb("verify", _verify, "prove that MPS is active, check by check, and say what keeps it from being so")
     verify.add_argument("instances", nargs="*", metavar="INSTANCE", help="default: all that have a file in /etc/mps")
     verify.add_argument("--all", action="store_true", help="show what passed as well, check by check")
+    verify.add_argument("--witness", action="store_true", help="send a real CUDA client through each instance as well")
+    verify.add_argument("--allocate", action="store_true", help="with it: try its limit, and run a small kernel")
     verb("health", _health, "look at every active instance, and end escaped clients where its file says so")
     verb("gpus", _gpus, "the GPUs of this host under every name they have")
     env = verb("env", _env, "what a client of an instance must export")
@@ -141,6 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     _client_verbs(verb)
     _fitting_verbs(verb)
     _doctor_verb(verb)
+    _bench_verb(verb)
     return parser
 
 
@@ -240,9 +244,8 @@ def _status(options: argparse.Namespace) -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     from mpsctl.cli import verify
-    from mpsctl.proofs import verify as proofs
 
-    report = proofs.verify(_acting_world(options), options.instances)
+    report = verify.of(_acting_world(options), options)
     if options.json:
         _print_json(report.as_json())
     else:
@@ -313,6 +316,20 @@ def _measure(options: argparse.Namespace) -> int:
     from mpsctl.cli import fitting
 
     return fitting.measure(_acting_world(options), options)
+
+
+def _bench_verb(verb: Callable[..., argparse.ArgumentParser]) -> None:
+    from mpsctl.cli import bench
+
+    bench.add_options(
+        verb("bench", _bench, "whether sharing this GPU pays for a kind of work: MPS against time-slicing")
+    )
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from mpsctl.cli import bench
+
+    return bench.run(_acting_world(options), options)
 
 
 def _plan(options: argparse.Namespace) -> int:

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Optional, Sequence
 
 from mpsctl.cli import render
-from mpsctl.proofs.verify import Report
+from mpsctl.proofs import verify as proofs
+from mpsctl.proofs.verify import InstanceLook, Report
+from mpsctl.state.world import World
 from mpsctl.values import check
 from mpsctl.values.check import CANNOT_TELL, FAIL, PASS, WARN, Check
+from mpsctl.values.errors import BadValue
 
 _STATUS = {PASS: "OK", WARN: "WARNING", FAIL: "CRITICAL", CANNOT_TELL: "UNKNOWN"}
 _COLOURS = {PASS: "32", WARN: "33", FAIL: "31", CANNOT_TELL: "35"}
+
+
+_WITNESS_TIMEOUT_S = 20.0
+
+
+def of(world: World, options: argparse.Namespace) -> Report:
+    """The report that was asked for.
+
+    :raises BadValue: for options that only make sense together.
+    """
+    if options.allocate and not options.witness:
+        raise BadValue("--allocate alone", "it with --witness, whose client allocates", "add --witness")
+    if not options.witness:
+        return proofs.verify(world, options.instances)
+    from mpsctl.proofs import witness
+
+    def send(look: InstanceLook) -> list[Check]:
+        return witness.look(world, look.instance, options.allocate, _WITNESS_TIMEOUT_S)
+
+    timeout_s = proofs.INSTANCE_TIMEOUT_S + 2 * _WITNESS_TIMEOUT_S
+    return proofs.verify(world, options.instances, send, instance_timeout_s=timeout_s)
 
 
 def show(report: Report, every: bool) -> None:

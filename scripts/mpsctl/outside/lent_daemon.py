@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Iterator, Sequence
 
-from mpsctl.outside import hardware
+from mpsctl.outside import hardware, tether
 from mpsctl.values.daemon_environment import PIPE_DIRECTORY, VISIBLE_DEVICES
 from mpsctl.values.errors import NotReady
 
@@ -16,7 +18,9 @@ _END_S = 5
 
 @contextmanager
 def started(pipe_directory: Path, devices: Sequence[str]) -> Iterator[None]:
-    """The daemon runs for the length of the block; its servers end with it (driver 580, H200).
+    """The daemon runs for the length of the block, and never longer than this process; its servers end with it.
+
+    They do so however it ends (driver 580, H200).
 
     :raises NotReady: if it is not installed.
     """
@@ -34,6 +38,7 @@ def started(pipe_directory: Path, devices: Sequence[str]) -> Iterator[None]:
             VISIBLE_DEVICES: ",".join(devices),
         },
         start_new_session=True,
+        preexec_fn=tether.end_with(os.getpid(), signal.SIGTERM),
     )
     try:
         yield

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Callable, Iterator, Optional, Protocol, TypeVar
 
 from mpsctl.values.errors import NotInForce, NotReady
-from mpsctl.values.gpu import DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED, Gpu, MigDevice, pci_address
+from mpsctl.values.gpu import DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED, Gpu, Load, MigDevice, pci_address
 
 T = TypeVar("T")
 _MODES = {0: DEFAULT, 2: PROHIBITED, 3: EXCLUSIVE_PROCESS}
@@ -41,6 +41,9 @@ class Nvml(Protocol):
         Servers are not among them (driver 580, H200). None where NVML does not tell at all, or for a process whose
         memory it does not tell.
         """
+
+    def load(self, uuid: str) -> Load:
+        """How busy a GPU or MIG device is at this moment, as far as NVML tells."""
 
 
 class _Pynvml:
@@ -113,6 +116,16 @@ class _Pynvml:
 
     def client_memory_mib(self, uuid: str) -> Optional[dict[int, Optional[int]]]:
         return self._held_mib(self._library.nvmlDeviceGetMPSComputeRunningProcesses, uuid)
+
+    def load(self, uuid: str) -> Load:
+        library = self._library
+        memory = self._optional(lambda: library.nvmlDeviceGetMemoryInfo(library.nvmlDeviceGetHandleByUUID(uuid)))
+        rates = self._optional(lambda: library.nvmlDeviceGetUtilizationRates(library.nvmlDeviceGetHandleByUUID(uuid)))
+        return Load(
+            used_mib=None if memory is None else int(memory.used) >> 20,
+            free_mib=None if memory is None else int(memory.free) >> 20,
+            utilisation_percent=None if rates is None else int(rates.gpu),
+        )
 
     def _held_mib(self, rows_of: Callable[[Any], Any], uuid: str) -> Optional[dict[int, Optional[int]]]:
         rows = self._optional(lambda: rows_of(self._library.nvmlDeviceGetHandleByUUID(uuid)))

@@ -50,3 +50,13 @@ def costs_of(world: World, gpu_name: str, driver: Optional[str], thread_percenta
     shipped = [one for one in SHIPPED if (one.gpu_name, one.driver) not in mine]
     percentage = 100.0 if thread_percentage is None else thread_percentage
     return costs.find([*own, *shipped], gpu_name, driver, percentage)
+
+
+def multiprocessors_of(world: World, gpu_name: str) -> Optional[int]:
+    """How many multiprocessors a whole GPU of this model has, by what was measured or shipped at 100 %."""
+    known = [
+        one.multiprocessors
+        for one in [*read(world), *SHIPPED]
+        if one.gpu_name == gpu_name and one.thread_percentage == 100
+    ]
+    return next((count for count in known if count), None)

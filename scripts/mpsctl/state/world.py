@@ -6,7 +6,7 @@ import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Callable, Mapping, Optional, Protocol, Sequence
 
 from mpsctl.outside import nvml
 from mpsctl.outside.daemon import Daemon, FrontEnd
@@ -15,7 +15,15 @@ from mpsctl.outside.systemd import Systemctl, Systemd
 from mpsctl.values.places import Places
 
 if TYPE_CHECKING:
-    from mpsctl.outside.cuda import Seen
+    from mpsctl.outside.cuda import Seen, Trial
+
+
+class CudaClient(Protocol):
+    """A bare CUDA client for the length of a block, as outside.cuda.client has it."""
+
+    def __call__(
+        self, environment: Mapping[str, str], timeout_s: float, trial: Optional[Trial] = None
+    ) -> AbstractContextManager[Seen]: ...
 
 
 def _front_end(pipe_directory: Path, lock: Optional[Path]) -> Daemon:
@@ -23,10 +31,12 @@ def _front_end(pipe_directory: Path, lock: Optional[Path]) -> Daemon:
 
 
 # Seldom needed, so read only then.
-def _cuda_client(environment: Mapping[str, str], timeout_s: float) -> AbstractContextManager[Seen]:
+def _cuda_client(
+    environment: Mapping[str, str], timeout_s: float, trial: Optional[Trial] = None
+) -> AbstractContextManager[Seen]:
     from mpsctl.outside import cuda
 
-    return cuda.client(environment, timeout_s)
+    return cuda.client(environment, timeout_s, trial)
 
 
 def _lent_daemon(pipe_directory: Path, devices: Sequence[str]) -> AbstractContextManager[None]:
@@ -43,7 +53,7 @@ class World:
     nvml: Callable[[], AbstractContextManager[Nvml]] = nvml.opened
     systemd: Systemd = field(default_factory=Systemctl)
     daemon: Callable[[Path, Optional[Path]], Daemon] = _front_end
-    cuda: Callable[[Mapping[str, str], float], AbstractContextManager[Seen]] = _cuda_client
+    cuda: CudaClient = _cuda_client
     lent_daemon: Callable[[Path, Sequence[str]], AbstractContextManager[None]] = _lent_daemon
     now_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     sleep_s: Callable[[float], None] = time.sleep

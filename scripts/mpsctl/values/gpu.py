@@ -55,6 +55,19 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class Load:
+    """How busy a device is at one moment; None where NVML does not tell.
+
+    ``utilisation_percent`` is the share of the last moment (1/6 to 1 s by model) in which any kernel ran, however
+    little of the GPU it filled (NVIDIA's documentation of NVML). MIG devices have none.
+    """
+
+    used_mib: Optional[int] = None
+    free_mib: Optional[int] = None
+    utilisation_percent: Optional[int] = None
+
+
+@dataclass(frozen=True)
 class Device:
     """What an instance serves: a whole GPU, or one MIG device of it."""
 

@@ -20,7 +20,7 @@ from mpsctl.outside.daemon import Daemon, NotServed, Unreachable
 from mpsctl.outside.nvml import Nvml
 from mpsctl.state.world import World
 from mpsctl.values.errors import MpsctlError, NotInForce, NotReady
-from mpsctl.values.gpu import Gpu, MigDevice
+from mpsctl.values.gpu import Gpu, Load, MigDevice
 from mpsctl.values.places import Places
 
 H200_MIB = 143_771
@@ -96,7 +96,8 @@ class FakeNvml:
     answer; ``refuses`` is NVML's word when a compute mode is set; ``clients_mib`` are MPS clients, ``others_mib``
     servers and processes outside MPS, by pid with what they hold; ``held_mib`` is what clients hold, by the
     device's UUID and the process id; None where NVML does not tell. ``outside_mib`` are those that are no clients,
-    by the device's UUID; ``hangs`` makes it never answer.
+    by the device's UUID; ``hangs`` makes it never answer; ``loads`` is how busy a
+    device is, by UUID.
     """
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
@@ -112,6 +113,7 @@ class FakeNvml:
         self.outside_mib: dict[str, dict[int, Optional[int]]] = {}
         self.hangs = False
         self.times_opened = 0
+        self.loads: dict[str, Load] = {}
 
     @contextmanager
     def opened(self) -> Iterator[Nvml]:
@@ -146,6 +148,9 @@ class FakeNvml:
 
     def client_memory_mib(self, uuid: str) -> Optional[dict[int, Optional[int]]]:
         return None if self.held_mib is None else {**self.clients_mib, **self.held_mib.get(uuid, {})}
+
+    def load(self, uuid: str) -> Load:
+        return self.loads.get(uuid, Load())
 
     def reboot(self) -> None:
         """The driver forgets compute modes."""

@@ -16,6 +16,7 @@ import pytest
 from mpsctl.outside import hardware, nvml, procfs
 from mpsctl.outside.systemd import Systemctl
 from mpsctl.values.errors import NotInForce, NotReady
+from mpsctl.values.gpu import Load
 
 # -- NVML
 
@@ -41,7 +42,10 @@ class Pynvml:
             "nvmlDeviceGetUUID": lambda i: f"GPU-{i}" if i < 10 else f"MIG-{i}",
             "nvmlDeviceGetPciInfo": lambda i: SimpleNamespace(busId=f"00000000:{0x1B + i:02X}:00.0"),
             "nvmlDeviceGetName": lambda i: "NVIDIA H200",
-            "nvmlDeviceGetMemoryInfo": lambda i: SimpleNamespace(total=150_754_820_096),
+            "nvmlDeviceGetMemoryInfo": lambda i: SimpleNamespace(
+                total=150_754_820_096, used=1 << 30, free=(3 << 30) + 5
+            ),
+            "nvmlDeviceGetUtilizationRates": lambda i: SimpleNamespace(gpu=97, memory=12),
             "nvmlDeviceGetComputeMode": lambda i: self.modes[i],
             "nvmlDeviceGetMigMode": lambda i: (self.mig[i], self.mig[i]),
             "nvmlDeviceGetPersistenceMode": lambda i: 1,
@@ -176,6 +180,16 @@ def test_what_clients_hold_is_told_in_mib_as_far_as_nvml_knows(library: Pynvml) 
         assert opened.client_memory_mib(uuid) == {7: 577, 8: None}
         library.broken = {"nvmlDeviceGetMPSComputeRunningProcesses"}
         assert opened.client_memory_mib(uuid) is None, "older than Volta, or an older driver"
+
+
+def test_how_busy_a_gpu_is_as_far_as_nvml_tells(library: Pynvml) -> None:
+    with nvml.opened() as opened:
+        uuid = opened.gpus()[0].uuid
+        assert opened.load(uuid) == Load(used_mib=1024, free_mib=3072, utilisation_percent=97)
+        library.broken = {"nvmlDeviceGetUtilizationRates"}
+        assert opened.load(uuid) == Load(used_mib=1024, free_mib=3072), "a MIG device"
+        library.broken |= {"nvmlDeviceGetMemoryInfo"}
+        assert opened.load(uuid) == Load()
 
 
 def test_nvml_is_opened_once_for_all_clients_and_only_for_them(library: Pynvml) -> None:

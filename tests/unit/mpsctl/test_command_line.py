@@ -41,6 +41,7 @@ VERBS = [
     "drain",
     "undrain",
     "doctor",
+    "bench",
 ]
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,10 +15,11 @@ from typing import Any, Iterator, Mapping, Optional, Sequence
 
 import pytest
 
+import simulated_cuda
 from fakes import Host, h200, uuid
 from mpsctl.acts import measure as acts
 from mpsctl.outside import cuda
-from mpsctl.outside.cuda import CudaError, Seen
+from mpsctl.outside.cuda import CudaError, Seen, Trial
 from mpsctl.state import measured
 from mpsctl.state.world import World
 from mpsctl.values.errors import BadValue, NotInForce, NotReady
@@ -37,7 +40,7 @@ class FakeCuda:
     environments: list[dict[str, str]] = field(default_factory=list)
 
     @contextmanager
-    def client(self, environment: Mapping[str, str], timeout_s: float) -> Iterator[Seen]:
+    def client(self, environment: Mapping[str, str], timeout_s: float, trial: Optional[Trial] = None) -> Iterator[Seen]:
         self.environments.append(dict(environment))
         self.host.clock.pass_by(0.2)
         limits = [self.server_limit_mib or 143_155]
@@ -186,30 +189,12 @@ def test_a_prohibited_gpu_is_left_alone(host: Host) -> None:
         acts.measure(host.world, reference="2")
 
 
-# -- the client itself, with a libcuda made of a few lines of C
-
-
-_LIBCUDA = r"""
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-int cuInit(unsigned f) { if (getenv("HANG")) pause(); return getenv("FAIL") ? atoi(getenv("FAIL")) : 0; }
-int cuDeviceGet(int *d, int o) { *d = 7; return 0; }
-int cuCtxCreate_v2(void **c, unsigned f, int d) { return d == 7 ? 0 : 101; }
-int cuMemGetInfo_v2(size_t *f, size_t *t) { *f = (size_t)1534 << 20; *t = (size_t)143155 << 20; return 0; }
-int cuDeviceGetAttribute(int *v, int a, int d) {
-  if (a == 133 && getenv("OLD")) return 1;
-  *v = a == 133 ? 1 : 132; return 0; }
-int cuGetErrorName(int c, const char **s) { *s = c == 805 ? "CUDA_ERROR_MPS_CONNECTION_FAILED" : "OTHER"; return 0; }
-"""
+# -- the client itself, with a simulated libcuda
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("libcuda")
-    (folder / "cuda.c").write_text(_LIBCUDA)
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", folder / "libcuda.so.1", folder / "cuda.c"], check=True)
-    return folder
+    return simulated_cuda.build(tmp_path_factory.mktemp("libcuda"))
 
 
 def client(library: Path, timeout_s: float = 10, **environment: str) -> AbstractContextManager[Seen]:
@@ -223,6 +208,49 @@ def test_a_client_says_what_it_sees_from_a_process_of_its_own(library: Path) -> 
         assert os.path.isdir(f"/proc/{seen.pid}")
     assert not os.path.isdir(f"/proc/{seen.pid}")
     assert "libcuda" not in Path("/proc/self/maps").read_text()
+
+
+def test_a_client_may_try_more(library: Path) -> None:
+    with cuda.client(
+        {"LD_LIBRARY_PATH": str(library), "LIMIT_MIB": "100"}, 10, Trial(allocate_mib=(101, 100), kernel=True)
+    ) as seen:
+        assert list(seen.allocated) == [2, 0]
+        assert seen.kernel_right is True
+
+
+@pytest.mark.parametrize(
+    ("fault", "right", "problem"), [("WRONG", False, None), ("NO_COMPILER", None, "cuModuleLoadData returned 221")]
+)
+def test_a_wrong_result_is_told_from_none(library: Path, fault: str, right: Optional[bool], problem: str) -> None:
+    with cuda.client({"LD_LIBRARY_PATH": str(library), fault: "1"}, 10, Trial(kernel=True)) as seen:
+        assert seen.kernel_right is right
+        assert problem in str(seen.kernel_problem) if problem else seen.kernel_problem is None
+
+
+def test_a_client_becomes_another_user_though_that_cannot_read_this_program(library: Path, tmp_path: Path) -> None:
+    assert os.geteuid() == 0, "needs root"
+    program = tmp_path / "mpsctl.zip"
+    build = Path(__file__).resolve().parents[3] / "scripts/build_mpsctl.py"
+    subprocess.run([sys.executable, build, program], check=True, capture_output=True)
+    program.chmod(0o700)
+    tmp_path.chmod(0o700)
+    readable = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        readable.chmod(0o755)
+        simulated_cuda.build(readable)
+        script = (
+            "import sys; sys.path.insert(0, sys.argv[1])\nfrom mpsctl.outside import cuda\n"
+            "with cuda.client({'LD_LIBRARY_PATH': sys.argv[2]}, 10, cuda.Trial(uid=65534, kernel=True)) as seen:\n"
+            "  print(seen.kernel_right)\n"
+            "  print([l for l in open(f'/proc/{seen.pid}/status') if l.startswith(('Uid', 'Gid'))])"
+        )
+        command = [sys.executable, "-IS", "-c", script, str(program), str(readable)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    finally:
+        shutil.rmtree(readable)
+    assert "True" in done.stdout, done.stderr
+    assert "Uid:\\t65534\\t65534\\t65534\\t65534" in done.stdout
+    assert "Gid:\\t65534\\t65534" in done.stdout
 
 
 def test_errors_are_told_by_name(library: Path) -> None:

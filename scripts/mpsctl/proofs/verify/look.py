@@ -21,7 +21,7 @@ from mpsctl.state import configuration
 from mpsctl.state.world import World
 from mpsctl.values import daemon_environment
 from mpsctl.values.errors import BadValue, MpsctlError, NotReady
-from mpsctl.values.gpu import Device, Gpu
+from mpsctl.values.gpu import Device, Gpu, Load
 from mpsctl.values.instance import Instance
 
 DEADLINE_S = 5.0
@@ -64,6 +64,9 @@ class Seen:
 
     def client_memory_mib(self, uuid: str) -> Optional[Held]:
         return self.clients.get(uuid)
+
+    def load(self, uuid: str) -> Load:
+        raise AssertionError(f"a look that is kept does not tell how busy {uuid} is")
 
     def set_compute_mode(self, gpu: Gpu, mode: str) -> None:
         raise AssertionError(f"verify changes nothing: {gpu}, {mode}")

@@ -1,0 +1,421 @@
+"""Does sharing pay, for this GPU and this work: the same processes under MPS and time-sliced, in many short runs.
+
+The GPU's settings are left alone. Through an instance that runs, nothing is started but clients; without one, a daemon
+of our own runs for the time. The time-sliced side are the same processes with a pipe directory that does not exist:
+CUDA then runs them outside MPS without a word (driver 580, H200), which the built-in work proves from inside. On a GPU
+in exclusive mode there is no such side.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Callable, Mapping, Optional, Sequence
+
+from mpsctl.acts import quiet_gpu
+from mpsctl.outside import cuda, cuda_work, hardware, pipe
+from mpsctl.outside.crew import Crew, Failed, Stopped
+from mpsctl.outside.daemon import Daemon
+from mpsctl.outside.nvml import Nvml
+from mpsctl.outside.stop import Stop
+from mpsctl.proofs import witness
+from mpsctl.state import configuration, fitting, measured
+from mpsctl.state.world import World
+from mpsctl.values import bench as values
+from mpsctl.values import client_variable, fit, run_environment
+from mpsctl.values.bench import Report, Run, Series, Step
+from mpsctl.values.daemon_environment import PIPE_DIRECTORY, VISIBLE_DEVICES
+from mpsctl.values.errors import BadValue, NotReady
+from mpsctl.values.gpu import EXCLUSIVE_PROCESS, PROHIBITED, Device
+from mpsctl.values.instance import Instance
+from mpsctl.values.mps_variables import THREADS
+from mpsctl.values.quantity import Quantity
+from mpsctl.values.run_environment import Lower
+
+USUAL_PROCESSES = (1, 2, 4, 8, 16)
+_READY_S = 120
+_SETTLE_S = 5
+_WARM_UP_S = 0.5
+_GO_S = 0.1
+"""From the word to begin until the warm-up: even the last of the processes has heard it then."""
+_REPORT_S = 30
+_LONGEST_COMMAND = 20
+"""A command that takes longer than this many times the seconds is given up."""
+_SAMPLE_S = 0.1
+_NO_DAEMON = "run/mps-fleet/no-such-daemon"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be measured. ``processes`` empty: the usual numbers. ``command`` instead of built-in ``work``.
+
+    ``seconds`` is how long one run counts, after a warm-up. ``threads`` are thread percentages and ``memory`` limits
+    with which the MPS side is run, each with each; empty: what the daemon gives.
+    """
+
+    work: str = cuda_work.LAUNCH
+    command: Sequence[str] = ()
+    count_lines: bool = False
+    processes: Sequence[int] = ()
+    seconds: float = 2.0
+    rounds: int = 3
+    threads: Sequence[float] = ()
+    memory: Sequence[Quantity] = ()
+    instance: Optional[str] = None
+    gpu: Optional[str] = None
+    force: bool = False
+    inherited: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class _Bench:
+    """Where the processes run. ``device`` and ``nvml`` are None on a host whose NVML does not answer."""
+
+    world: World
+    request: Request
+    stop: Stop
+    report: Report
+    nvml: Optional[Nvml] = None
+    device: Optional[Device] = None
+    instance: Optional[Instance] = None
+    uuids: tuple[str, ...] = ()
+    pipe_directory: Optional[Path] = None
+    daemon: Optional[Daemon] = None
+    uid: Optional[int] = None
+    loops: Optional[int] = None
+    multiprocessors: Optional[int] = None
+
+
+def bench(world: World, request: Request, stop: Stop, progress: Callable[[int, Report], None]) -> Report:
+    """Run the sweep; what was measured, also where a signal cut it short.
+
+    ``progress`` is called after each run, with its number.
+
+    :raises BadValue: before anything is started, for what cannot work.
+    :raises NotReady: if the GPU is busy (``force`` overrides), or NVML does not answer (the same).
+    """
+    report = Report(
+        host=socket.gethostname(),
+        gpu="cannot tell",
+        driver="cannot tell",
+        work=" ".join(request.command) if request.command else request.work,
+        request=_what_a_request_is(request),
+        seconds=request.seconds,
+        rounds=request.rounds,
+        daemon="",
+        begun=time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        simulated=hardware.simulated(),
+    )
+    one = _Bench(world, request, stop, report)
+    with ExitStack() as stack:
+        series = _prepare(one, stack)
+        if not series:
+            raise NotReady(f"there is nothing to compare: {'; '.join(report.notes)}")
+        processes = _processes(one)
+        steps = values.order(processes, series, request.rounds)
+        report.steps = len(steps)
+        try:
+            if not request.command:
+                _calibrate(one, series[0])
+            _run_all(one, steps, progress)
+        except Stopped:
+            report.stopped = _name_of(stop)
+    return report
+
+
+def _name_of(stop: Stop) -> str:
+    import signal
+
+    return signal.Signals(stop.requested).name if stop.requested is not None else "a signal"
+
+
+def _what_a_request_is(request: Request) -> str:
+    if not request.command:
+        return cuda_work.KINDS[request.work].about
+    return "a line that the command prints" if request.count_lines else "one run of the command"
+
+
+def _prepare(one: _Bench, stack: ExitStack) -> list[Series]:
+    """Find the GPU and the daemon; the ways in which the processes are run."""
+    world, request, report = one.world, one.request, one.report
+    try:
+        one.nvml = stack.enter_context(world.nvml())
+    except NotReady as error:
+        if not request.force:
+            raise NotReady(f"{error}; with --force the sweep runs without knowing whether the GPU is idle") from None
+        report.notes.append(f"utilisation and memory: cannot tell ({error})")
+        if not request.command:
+            raise
+    if one.nvml is not None:
+        _find_device(one, one.nvml, stack)
+    elif request.instance is not None:
+        one.instance = configuration.load(world, request.instance)
+        _through_instance(one, one.instance)
+    series = _series_of_mps(one)
+    mode = one.device.gpu.compute_mode if one.device else None
+    if one.pipe_directory is None:
+        report.notes.append(
+            "no MPS side: without NVML it is not known which GPU a daemon would serve; name an --instance"
+        )
+        series = []
+    if mode == EXCLUSIVE_PROCESS:
+        report.notes.append(
+            "no time-sliced side: in compute mode exclusive_process one process at a time may use the GPU without MPS,"
+            " and the mode is left as it is"
+        )
+        return series
+    return [Series(mps=False), *series]
+
+
+def _find_device(one: _Bench, nvml: Nvml, stack: ExitStack) -> None:
+    world, request, report = one.world, one.request, one.report
+    gpus = nvml.gpus()
+    one.instance, one.device = quiet_gpu.choose(world, request.instance, request.gpu, gpus)
+    device = one.device
+    report.driver = nvml.driver_version()
+    report.gpu = device.mig.name if device.mig else device.gpu.name
+    if device.gpu.compute_mode == PROHIBITED:
+        raise NotReady(f"{device} is in compute mode prohibited: nothing may use it; start its instance first")
+    if one.instance is not None:
+        one.uuids = tuple(each.uuid for each in configuration.resolve(one.instance, gpus))
+        _through_instance(one, one.instance)
+    if not request.force:
+        quiet_gpu.refuse_busy(nvml, device, one.daemon)
+    if one.instance is None:
+        one.uuids = (device.uuid,)
+        one.pipe_directory, one.daemon = quiet_gpu.lend(world, device, "bench", stack)
+        report.daemon = "one of our own, for the time"
+        if request.memory:
+            # A client's own limit only lowers what the daemon has.
+            most_mib = max(limit.on(device.memory_mib) for limit in request.memory)
+            one.daemon.ask([f"set_default_device_pinned_mem_limit 0 {most_mib}M"])
+
+
+def _through_instance(one: _Bench, instance: Instance) -> None:
+    public = Path(instance.pipe_directory)
+    if pipe.behind_gate(public) is None:
+        raise NotReady(f"the instance {instance.name} lets no clients in; see `mpsctl status {instance.name}`")
+    one.pipe_directory, one.daemon = public, one.world.daemon_of(instance.name, public)
+    one.report.daemon = f"instance {instance.name}"
+    uid = witness.users_of(one.world, instance, one.daemon)[0]
+    one.uid = None if uid == os.geteuid() else uid
+
+
+def _series_of_mps(one: _Bench) -> list[Series]:
+    memory_mib = one.device.memory_mib if one.device else None
+    if memory_mib is None and one.request.memory:
+        raise BadValue("--memory without NVML", "a GPU whose memory is known", "leave it out")
+    percentages: Sequence[Optional[float]] = one.request.threads or [None]
+    limits_mib: Sequence[Optional[int]] = [limit.on(memory_mib or 0) for limit in one.request.memory] or [None]
+    found = [Series(True, percentage, limit_mib) for percentage in percentages for limit_mib in limits_mib]
+    for series in found:
+        _environment(one, series)  # refuses what is above the instance's
+    return list(dict.fromkeys(found))
+
+
+def _processes(one: _Bench) -> list[int]:
+    """The numbers of processes, in rising order: those given, or the usual ones that the GPU takes.
+
+    :raises BadValue: for more than the driver's cap, or than fit into what memory is free.
+    """
+    given = sorted(set(one.request.processes))
+    if one.device is None or one.nvml is None:
+        return given or list(USUAL_PROCESSES)
+    driver = one.nvml.driver_version()
+    card = fitting.card(one.device, driver)
+    costs = measured.costs_of(one.world, card.name, driver, max(one.request.threads, default=None))
+    own_mib = 0 if one.request.command else cuda_work.KINDS[one.request.work].memory_mib
+    free_mib = one.nvml.load(one.device.uuid).free_mib
+    each_mib = costs.context_mib + own_mib
+    by_memory = fit.CAP_FROM_590 if free_mib is None else max(0, free_mib - costs.server_mib) // each_mib
+    most = min(fit.cap_of(card), by_memory)
+    if given and given[-1] > most:
+        raise BadValue(
+            f"{given[-1]} processes of {each_mib} MiB on {card.name}",
+            f"at most {most} (the driver's cap is {fit.cap_of(card)} clients, and {free_mib} MiB are free)",
+            "lower --processes",
+        )
+    found = given or [count for count in USUAL_PROCESSES if count <= most]
+    if not found:
+        raise NotReady(f"{free_mib} MiB are free, and one process needs {each_mib} MiB: wait until more is free")
+    return found
+
+
+def _environment(one: _Bench, series: Series) -> dict[str, str]:
+    """All that a process of the series gets."""
+    base = dict(one.request.inherited) if one.request.command else dict(cuda.BARE_ENVIRONMENT)
+    if series.mps and one.instance is not None and one.device is not None:
+        lower = Lower(
+            memory=None if series.limit_mib is None else Quantity(f"{series.limit_mib}M", mib=series.limit_mib),
+            thread_percentage=series.thread_percentage,
+        )
+        assert one.nvml is not None
+        devices = configuration.resolve(one.instance, one.nvml.gpus())
+        return run_environment.build(base, one.instance, devices, lower).variables
+    kept = {key: value for key, value in base.items() if not key.startswith("CUDA_MPS_")}
+    if one.device is not None:
+        kept[VISIBLE_DEVICES] = ",".join(one.uuids) if series.mps else one.device.uuid
+    if not series.mps:
+        kept[PIPE_DIRECTORY] = str(one.world.places.root / _NO_DAEMON)
+        return kept
+    kept[PIPE_DIRECTORY] = str(one.pipe_directory)
+    if series.thread_percentage is not None:
+        kept[THREADS] = f"{series.thread_percentage:g}"
+    if series.limit_mib is not None:
+        kept[client_variable.VARIABLE] = client_variable.render({0: series.limit_mib})
+    return kept
+
+
+def _commands(one: _Bench, processes: int) -> list[list[str]]:
+    request = one.request
+    life_s = _READY_S + _WARM_UP_S + request.seconds + _REPORT_S
+    if request.command:
+        wanted: dict[str, Any] = {
+            "command": list(request.command),
+            "copies": processes,
+            "count_lines": request.count_lines,
+            "uid": one.uid,
+            "ready_s": _READY_S - 10,
+        }
+        return [cuda.program("copies", _json(wanted))]
+    wanted = {
+        "kind": request.work,
+        "uid": one.uid,
+        "parent": os.getpid(),
+        "life_s": life_s,
+        "loops": one.loops,
+        "multiprocessors": one.multiprocessors,
+    }
+    return [cuda.program("cuda_work", _json(wanted))] * processes
+
+
+def _json(data: Mapping[str, Any]) -> str:
+    import json
+
+    return json.dumps(data)
+
+
+def _calibrate(one: _Bench, series: Series) -> None:
+    """How much work takes the kind's time on this GPU: found once, and the same for every process after it."""
+    plain = replace(series, thread_percentage=None, limit_mib=None)
+    with Crew(_commands(one, 1), _environment(one, plain), one.stop) as crew:
+        ready = crew.hear(_READY_S)[0]
+    if not ready["right"]:
+        raise NotReady("a kernel's result is wrong on this GPU: no figure would mean anything")
+    one.loops, one.multiprocessors = ready["loops"], ready["multiprocessors"]
+
+
+def _settle(one: _Bench) -> None:
+    """Wait until the driver has let go of the clients before: at the cap there is room for no other."""
+    if one.nvml is None or one.device is None or one.request.force:
+        return
+    limit = time.monotonic() + _SETTLE_S
+    while one.nvml.client_memory_mib(one.device.uuid) and time.monotonic() < limit:
+        if select.select([one.stop], [], [], 0.05)[0]:
+            raise Stopped
+
+
+def _run_all(one: _Bench, steps: Sequence[Step], progress: Callable[[int, Report], None]) -> None:
+    failed: set[tuple[Series, int]] = set()
+    for number, step in enumerate(steps, 1):
+        if (step.series, step.processes) in failed:
+            one.report.runs.append(Run(step, problem="left out, as it failed in an earlier round"))
+        else:
+            try:
+                one.report.runs.append(_run(one, step))
+            except Failed as error:
+                failed.add((step.series, step.processes))
+                one.report.runs.append(Run(step, problem=str(error)))
+        progress(number, one.report)
+
+
+class _Samples:
+    """NVML's view of the GPU while a run counts."""
+
+    def __init__(self, one: _Bench) -> None:
+        self._one = one
+        self.begin, self.end = float("inf"), float("inf")
+        self._due = 0.0
+        self._utilisation: list[int] = []
+        self._used_mib: list[int] = []
+        self.clients: Optional[int] = None
+
+    def take(self) -> None:
+        now = time.monotonic()
+        nvml, device = self._one.nvml, self._one.device
+        if nvml is None or device is None or not self.begin <= now <= self.end or now < self._due:
+            return
+        self._due = now + _SAMPLE_S
+        load = nvml.load(device.uuid)
+        self._utilisation += [] if load.utilisation_percent is None else [load.utilisation_percent]
+        self._used_mib += [] if load.used_mib is None else [load.used_mib]
+        clients = nvml.client_memory_mib(device.uuid)
+        if clients is not None:
+            self.clients = max(self.clients or 0, len(clients))
+
+    @property
+    def utilisation_percent(self) -> Optional[float]:
+        return median(self._utilisation) if self._utilisation else None
+
+    @property
+    def memory_mib(self) -> Optional[int]:
+        return max(self._used_mib, default=None)
+
+
+def _run(one: _Bench, step: Step) -> Run:
+    """One step.
+
+    :raises Failed: if a process could not work, or ran on the wrong side.
+    :raises Stopped: at a signal.
+    """
+    request, samples = one.request, _Samples(one)
+    _settle(one)
+    with Crew(_commands(one, step.processes), _environment(one, step.series), one.stop) as crew:
+        ready = crew.hear(_READY_S)
+        wrong = [said for said in ready if said["under_mps"] not in (None, step.series.mps)]
+        if wrong:
+            raise Failed(f"{len(wrong)} processes ran {'outside' if step.series.mps else 'under'} MPS")
+        warm_up_s = 0.0 if request.command and not request.count_lines else _WARM_UP_S
+        samples.begin = time.monotonic() + _GO_S + warm_up_s
+        samples.end = samples.begin + request.seconds
+        last = samples.begin + _LONGEST_COMMAND * request.seconds
+        crew.go(samples.begin, samples.end, last)
+        longest_s = last if request.command else samples.end
+        said = crew.hear(longest_s - time.monotonic() + _REPORT_S, samples.take)
+    if step.series.mps and request.command and samples.clients == 0:
+        raise Failed("no copy was seen as an MPS client; does the command use the GPU, and keep its environment?")
+    results = [result for one_said in said for result in one_said["results"]]
+    latencies_ms = sorted(value / 1000 for result in results for value in result["latencies_us"])
+    return Run(
+        step,
+        rates=tuple(result["count"] / result["seconds"] for result in results),
+        p50_ms=values.percentile(latencies_ms, 50),
+        p99_ms=values.percentile(latencies_ms, 99),
+        utilisation_percent=samples.utilisation_percent,
+        memory_mib=samples.memory_mib,
+    )
+
+
+def refuse(request: Request) -> None:
+    """What can be told without looking.
+
+    :raises BadValue: for values that no sweep has.
+    """
+    if request.command and request.work != cuda_work.LAUNCH:
+        raise BadValue("--work with a command", "one of the two", "leave one out")
+    if request.count_lines and not request.command:
+        raise BadValue(
+            "--count-lines without a command", "a command that prints a line per request", "write it behind --"
+        )
+    if any(not 1 <= count <= fit.CAP_FROM_590 for count in request.processes):
+        raise BadValue(
+            f"--processes {','.join(map(str, request.processes))}",
+            f"numbers from 1 to {fit.CAP_FROM_590}, the highest cap of any driver",
+            "correct them",
+        )

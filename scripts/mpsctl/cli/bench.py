@@ -1,0 +1,129 @@
+"""The verb bench: its options, its progress, and where its results go."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Optional
+
+from mpsctl.values.errors import BadValue
+
+if TYPE_CHECKING:  # every call of the program reads the options: what runs is read when it does
+    from mpsctl.state.world import World
+    from mpsctl.values.bench import Report
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--instance", metavar="I", help="through this instance (default: the only one)")
+    place.add_argument("--gpu", metavar="REF", help="on this GPU, with a daemon of our own if no instance serves it")
+    parser.add_argument(
+        "--work",
+        choices=("launch", "half", "compute", "memory"),
+        default="launch",
+        help="small kernels, kernels for half of the GPU, for all of it, or large arrays (default: %(default)s)",
+    )
+    parser.add_argument("--processes", metavar="N,N", help="how many at a time (default: 1,2,4,8,16)")
+    parser.add_argument("--seconds", metavar="S", default="2", help="that one run counts (default: %(default)s)")
+    parser.add_argument("--rounds", metavar="N", default="3", help="of all runs (default: %(default)s)")
+    parser.add_argument("--threads", metavar="P", action="append", default=[], help="MPS at this thread percentage")
+    parser.add_argument("--memory", metavar="Q", action="append", default=[], help="MPS under this limit per process")
+    parser.add_argument("--output", metavar="DIR", help="write JSON, CSV, plots (SVG) and one HTML page there")
+    parser.add_argument("--force", action="store_true", help="on a busy GPU as well: figures mean less, others suffer")
+    parser.add_argument(
+        "--count-lines",
+        action="store_true",
+        help="a request of the command is a line that it prints, not one run of it",
+    )
+    parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND")
+
+
+def run(world: World, options: argparse.Namespace) -> int:
+    """The sweep; 0, or 128 + n if signal n cut it short. What was measured is written all the same."""
+    from mpsctl.acts import bench
+    from mpsctl.cli import bench_report
+    from mpsctl.cli.fitting import option
+    from mpsctl.outside import stop
+    from mpsctl.values import instance, quantity
+
+    command = options.command_line[1:] if options.command_line[:1] == ["--"] else options.command_line
+    request = bench.Request(
+        work=options.work,
+        command=command,
+        count_lines=options.count_lines,
+        processes=_counts(options.processes),
+        seconds=_number("--seconds", options.seconds, r"[0-9]{1,4}(\.[0-9]{1,3})?", 0.1, 3600),
+        rounds=int(_number("--rounds", options.rounds, r"[0-9]{1,3}", 1, 100)),
+        threads=[option("--threads", text, instance.check_thread_percentage) for text in options.threads],
+        memory=[option("--memory", text, quantity.parse) for text in options.memory],
+        instance=options.instance,
+        gpu=options.gpu,
+        force=options.force,
+        inherited=dict(os.environ),
+    )
+    bench.refuse(request)
+    folder = None if options.output is None else Path(options.output)
+    if folder is not None:
+        _make(folder)
+    with stop.on_signals() as stopped:
+        # On the way as well: what was measured outlives even a SIGKILL.
+        def progress(number: int, report: Report) -> None:
+            _tell(number, report)
+            if folder is not None:
+                bench_report.write(folder, report)
+
+        try:
+            report = bench.bench(world, request, stopped, progress)
+        finally:
+            if sys.stderr.isatty():
+                print(file=sys.stderr)
+        if folder is not None:
+            bench_report.write(folder, report)
+        if options.json:
+            print(json.dumps(report.as_json(), indent=2 if sys.stdout.isatty() else None))
+        else:
+            print(bench_report.as_text(report))
+            if folder is not None:
+                print(f"written to {folder}")
+        return 0 if stopped.requested is None else 128 + stopped.requested
+
+
+def _tell(number: int, report: Report) -> None:
+    """One line for each run; on a terminal each takes the place of the one before."""
+    last = report.runs[-1]
+    figures = last.problem or f"{last.throughput:,.1f} requests/s"
+    if last.p99_ms is not None and not last.problem:
+        figures += f", p99 {last.p99_ms:.2f} ms"
+    where = f"round {last.step.round}, {last.step.processes} processes, {last.step.series}"
+    line = f"mpsctl bench: {number}/{report.steps} {where}: {figures}"
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{line[:150]}", end="", file=sys.stderr, flush=True)
+    else:
+        print(line, file=sys.stderr, flush=True)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadValue(f"--output {folder} ({error.strerror})", "a folder that can be made", "name another") from None
+    if not os.access(folder, os.W_OK):
+        raise BadValue(f"--output {folder}", "a folder that can be written", "name another")
+
+
+def _counts(text: Optional[str]) -> list[int]:
+    if text is None:
+        return []
+    if not re.fullmatch(r"[1-9][0-9]{0,2}(,[1-9][0-9]{0,2})*", text):
+        raise BadValue(f"--processes {text!r}", "numbers of processes, with commas", "write for example 1,2,4,8,16")
+    return [int(part) for part in text.split(",")]
+
+
+def _number(name: str, text: str, form: str, least: float, most: float) -> float:
+    if re.fullmatch(form, text) and least <= float(text) <= most:
+        return float(text)
+    raise BadValue(f"{name} {text!r}", f"a number from {least:g} to {most:g}", "correct it")

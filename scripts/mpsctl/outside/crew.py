@@ -1,0 +1,157 @@
+"""Processes that work at the same time: started, let go together, and gone at the end whatever happens.
+
+Each says on its standard output, a line of JSON at a time, that it is ready and later what it did; it hears on its
+standard input when to begin, and ends when that does. So even a SIGKILL of ours leaves none of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import time
+from contextlib import suppress
+from typing import Any, Callable, Mapping, Optional, Sequence
+
+from mpsctl.outside.stop import Stop
+from mpsctl.values.errors import NotReady
+
+_END_S = 15
+"""What a keeper of a user's commands takes at most to end them."""
+_LOOK_S = 0.2
+
+
+class Stopped(Exception):
+    """The user wants the end."""
+
+
+class Failed(NotReady):
+    """A process of the crew could not do its work; its own words."""
+
+
+class Crew:
+    """The processes of ``commands``, each in a session of its own."""
+
+    def __init__(self, commands: Sequence[Sequence[str]], environment: Mapping[str, str], stop: Stop) -> None:
+        self._stop = stop
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._heard: list[bytearray] = []
+        try:
+            for command in commands:
+                self._processes.append(
+                    subprocess.Popen(
+                        command,
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.DEVNULL,
+                        env=dict(environment),
+                        start_new_session=True,
+                    )
+                )
+                self._heard.append(bytearray())
+        except BaseException:
+            self.end()
+            raise
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.end()
+
+    def hear(self, timeout_s: float, meanwhile: Optional[Callable[[], None]] = None) -> list[dict[str, Any]]:
+        """The next line of each process. ``meanwhile`` is called now and then.
+
+        :raises Failed: if one ends without it, tells of a problem, or the time is over.
+        :raises Stopped: if a signal asks for the end.
+        """
+        end = time.monotonic() + timeout_s
+        said: dict[int, dict[str, Any]] = {}
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._stop, selectors.EVENT_READ)
+            for number, process in enumerate(self._processes):
+                assert process.stdout is not None
+                selector.register(process.stdout, selectors.EVENT_READ, number)
+            while len(said) < len(self._processes):
+                if self._stop.requested is not None:
+                    raise Stopped
+                left_s = end - time.monotonic()
+                if left_s <= 0:
+                    missing = len(self._processes) - len(said)
+                    raise Failed(f"{missing} of {len(self._processes)} processes said nothing within {timeout_s:g} s")
+                for key, _ in selector.select(min(_LOOK_S, left_s)):
+                    if key.data is not None and self._take(key.data, said):
+                        selector.unregister(key.fileobj)
+                if meanwhile is not None:
+                    meanwhile()
+        return [said[number] for number in range(len(self._processes))]
+
+    def _take(self, number: int, said: dict[int, dict[str, Any]]) -> bool:
+        """Read what a process has written; whether its line is whole. It says one line, and the next when told to."""
+        stdout = self._processes[number].stdout
+        assert stdout is not None
+        chunk = os.read(stdout.fileno(), 1 << 16)
+        self._heard[number] += chunk
+        if chunk and b"\n" not in chunk:
+            return False
+        line, newline, rest = bytes(self._heard[number]).partition(b"\n")
+        if not newline:
+            raise Failed("a process ended early and said nothing")
+        self._heard[number] = bytearray(rest)
+        try:
+            found: dict[str, Any] = json.loads(line)
+        except ValueError:
+            raise Failed(f"a process said {line[:80]!r}") from None
+        if "problem" in found:
+            raise Failed(str(found["problem"]))
+        said[number] = found
+        return True
+
+    def go(self, start: float, end: float, last: float) -> None:
+        """Let all begin. What is counted lies between ``start`` and ``end``, on the clock of time.monotonic().
+
+        ``last`` is when work that takes longer is given up.
+        """
+        for process in self._processes:
+            assert process.stdin is not None
+            try:
+                process.stdin.write(f"{start!r} {end!r} {last!r}\n".encode())
+                process.stdin.flush()
+            except BrokenPipeError:
+                raise Failed("a process ended before it could begin") from None
+
+    def end(self) -> None:
+        """End all of them, and wait until they are gone."""
+        for process in self._processes:
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+        limit = time.monotonic() + _END_S
+        for process in self._processes:
+            try:
+                process.wait(max(0.1, limit - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def say(**words: Any) -> None:
+    """In a process of the crew: one line to whoever started it."""
+    data = json.dumps(words).encode() + b"\n"
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def await_go() -> Optional[tuple[float, float, float]]:
+    """In a process of the crew: wait to be let go; start, end and last moment, or None if it is to end instead."""
+    heard = b""
+    while not heard.endswith(b"\n"):
+        chunk = os.read(0, 4096)
+        if not chunk:
+            return None
+        heard += chunk
+    start, end, last = (float(word) for word in heard.split())
+    return start, end, last
