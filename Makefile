@@ -70,6 +70,11 @@ soak: setup lab-parts ## the long trials: kill storms, thousands of strings agai
 gpu-bundle: setup ## pack what a GPU machine without internet needs into build/gpu-bundle.tar.xz
 	tests/gpu/bundle.sh
 
+.PHONY: gpu-test
+gpu-test: ## on a GPU machine, as root: everything that needs silicon; it leaves the GPU's settings as found
+	@[ -f build/gpu-bundle.tar.xz ] || { echo "found no build/gpu-bundle.tar.xz, expected one; run make gpu-bundle"; exit 2; }
+	cd tests/gpu && exec /usr/bin/python3 gpu_test.py
+
 .PHONY: clean
 clean: ## end the demo fleet and remove what was built (not what was downloaded)
 	lab/lab down
