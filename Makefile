@@ -43,7 +43,7 @@ unit: setup lab-parts ## unit tests, and contract tests against NVIDIA's control
 	pytest -q tests/unit tests/contract
 
 .PHONY: controllers
-controllers: setup lab-parts ## whole lab hosts: the oldest and the newest Ansible; a rollout of limits that stops
+controllers: setup lab-parts ## whole lab hosts: the oldest and the newest Ansible; a rollout that stops; runs that are killed
 	pytest -q tests/lab
 
 .PHONY: molecule
@@ -63,7 +63,7 @@ bench: setup lab-parts ## what a fleet-wide run costs, against a ping task and a
 	python tests/bench/fleet.py
 
 .PHONY: soak
-soak: setup lab-parts ## the long trials: kill storms, thousands of strings against real daemons
+soak: setup lab-parts ## the long trials: killed runs, long rollouts, thousands of strings against real daemons
 	pytest -q tests/soak
 
 .PHONY: gpu-bundle

@@ -8,11 +8,10 @@ exclusive to the server's context, and while a server is replaced for another us
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Optional, Sequence
+from typing import Sequence
 
-from mpsctl.outside import files
 from mpsctl.outside.nvml import Nvml
+from mpsctl.state import former_modes
 from mpsctl.state.world import World
 from mpsctl.values.gpu import PROHIBITED, Device, Gpu
 from mpsctl.values.instance import Instance
@@ -37,32 +36,16 @@ def _set(world: World, nvml: Nvml, devices: Sequence[Device], mode: str) -> list
     for device in devices:
         if device.gpu.compute_mode == mode:
             continue
-        _record_former_mode(world, device.gpu)
+        former_modes.record(world, device.gpu)
         nvml.set_compute_mode(device.gpu, mode)
         changes.append(f"compute mode of {device.gpu}: {device.gpu.compute_mode} -> {mode}")
         world.say(changes[-1])
     return changes
 
 
-def _former_mode_file(world: World, uuid: str) -> Path:
-    # One file for each GPU: instances start side by side.
-    return world.places.state / "former-compute-modes" / uuid
-
-
-def former_mode(world: World, gpu: Gpu) -> Optional[str]:
-    """The compute mode of a GPU as it was before this program first changed it, or None if it never did."""
-    text = files.read_text(_former_mode_file(world, gpu.uuid))
-    return text.strip() if text else None
-
-
-def _record_former_mode(world: World, gpu: Gpu) -> None:
-    if gpu.compute_mode is not None and former_mode(world, gpu) is None:
-        files.write(_former_mode_file(world, gpu.uuid), f"{gpu.compute_mode}\n")
-
-
 def restore(world: World, nvml: Nvml, gpu: Gpu, ours: str) -> bool:
     """Bring back the mode from before the first start, if the present one is ours (``ours`` or prohibited)."""
-    mode = former_mode(world, gpu)
+    mode = former_modes.read(world, gpu)
     if mode is None or mode == gpu.compute_mode or gpu.compute_mode not in (ours, PROHIBITED):
         return False
     nvml.set_compute_mode(gpu, mode)

@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Sequence, TypeVar
 
-from mpsctl.acts import compute_modes, prepare, stop
+from mpsctl.acts import compute_modes, prepare, stop, turn
 from mpsctl.outside import bytecode, files, hardware, procfs, systemd
 from mpsctl.proofs import status as proofs
 from mpsctl.proofs.status import Status
-from mpsctl.state import configuration, drains
+from mpsctl.state import configuration, drains, former_modes
 from mpsctl.state.world import World
 from mpsctl.values.errors import BadValue, MpsctlError, NotReady
 from mpsctl.values.gpu import Gpu
@@ -149,6 +149,10 @@ class _Plan:
     """the other wished units, as systemd shows them"""
     units_to_enable: list[str]
     bereft: list[str]
+    cut_off: list[Path]
+    """halves of files that runs which were cut off left beside ours"""
+    freed: list[tuple[Gpu, str]]
+    """GPUs in a mode of ours that no instance has any more, with the mode from before the first start"""
     waiting: dict[str, tuple[str, list[Client]]] = field(default_factory=dict)
     """instances that are held back: why, and for which clients"""
 
@@ -199,6 +203,17 @@ def reconcile(world: World, request: Request, check: bool, program: Optional[Pat
         from mpsctl.acts import remove  # seldom needed
 
         return remove.remove(world, check)
+    try:
+        if check:
+            turn.wait_for_others(world)
+            return _reconcile(world, request, check, program)
+        with turn.taken(world):
+            return _reconcile(world, request, check, program)
+    except turn.Busy as error:
+        return Answer(check, error=str(error))
+
+
+def _reconcile(world: World, request: Request, check: bool, program: Optional[Path]) -> Answer:
     answer = Answer(check=check, host={**hardware.os_release(), "driver_version": hardware.driver_version()})
     answer.missing = _missing()
     try:
@@ -390,9 +405,26 @@ def _plan(
         units={name: shown.get(name, {}) for name in request.units},
         units_to_enable=[name for name in request.units if not world.systemd.enabled(name)],
         bereft=bereft,
+        cut_off=cut_off(world, [file.path for file in request.files]),
+        freed=former_modes.left_behind(
+            world,
+            gpus,
+            [device.gpu.uuid for instance in instances for device in configuration.resolve(instance, gpus)]
+            + [uuid for status in statuses.values() for uuid in status.serves],
+        ),
     )
     plan.waiting = _who_waits(plan, gpus)
     return plan
+
+
+def cut_off(world: World, paths: Iterable[Path]) -> list[Path]:
+    """What runs that were cut off left beside our files: ``paths``, and those that are always ours."""
+    places = world.places
+    found = [left for path in (*paths, places.program) for left in files.cut_off(path.parent, path.name)]
+    found += files.cut_off(places.configuration, "*.conf")
+    for directory in (places.state, former_modes.directory(world), places.cache):
+        found += files.cut_off(directory)
+    return found
 
 
 def _named_by_its_gpu(world: World, name: str) -> bool:
@@ -458,6 +490,8 @@ def _describe(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) ->
     for file in plan.files:
         answer.actions.append(f"write {file.path}")
         add_diff(answer, str(file.path), files.read_text(file.path), file.content)
+    for path in plan.cut_off:
+        describe_state(answer, f"remove {path}: a run was cut off", str(path), "present", "absent")
     for name in plan.leftovers:
         if name not in plan.waiting:
             describe_leftover(world, name, plan.statuses[name], answer)
@@ -480,6 +514,8 @@ def _describe(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) ->
     for instance in plan.to_reload():
         findings = "; ".join(plan.statuses[instance.name].own_findings)
         describe_state(answer, f"reload {instance.unit}: {findings}", instance.unit, findings, "in force")
+    for gpu, mode in plan.freed:
+        describe_state(answer, f"bring back the compute mode of {gpu}: {mode}", str(gpu), str(gpu.compute_mode), mode)
     if not plan.files and _stale(plan):
         describe_state(answer, "reload systemd's units", "systemd", "older units loaded", "units as on disk")
     for name, (why, clients) in plan.waiting.items():
@@ -558,6 +594,8 @@ def _carry_out(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) -
     bytecode.keep(world.places)
     for file in plan.files:
         files.write(file.path, file.content, file.mode)
+    for path in plan.cut_off:
+        path.unlink(missing_ok=True)
     problems = []
     if plan.to_enable():
         problems.append(world.systemd.act("enable", plan.to_enable()))
@@ -596,14 +634,17 @@ def remove_instance(world: World, name: str) -> None:
 
 def _restore_freed_gpus(world: World, plan: _Plan, gpus: Sequence[Gpu]) -> None:
     """Bring back the former compute mode of GPUs that an instance served and serves no longer."""
-    if all(instance.name in plan.waiting for instance in plan.to_restart()):
+    ended = [*(instance.name for instance in plan.to_restart()), *plan.leftovers]
+    if not plan.freed and all(name in plan.waiting for name in ended):
         return
     served = {device.uuid for instance in plan.instances for device in configuration.resolve(instance, gpus)}
     served.update(uuid for name in plan.waiting for uuid in plan.statuses[name].serves)
+    served.update(former_modes.had_by(world, configuration.names(world), gpus))
     with world.nvml() as nvml:
         for gpu in nvml.gpus():
             if gpu.uuid not in served:
                 compute_modes.restore(world, nvml, gpu, "exclusive_process")
+                former_modes.forget(world, gpu)
 
 
 def _read_back(world: World, plan: _Plan, answer: Answer, problems: Sequence[str]) -> None:

@@ -13,15 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Iterable, Optional, Sequence
 
-from mpsctl.acts import compute_modes, reconcile
+from mpsctl.acts import compute_modes, reconcile, turn
 from mpsctl.acts.reconcile import FINGERPRINT, Answer
 from mpsctl.outside import files, hardware, pipe
 from mpsctl.proofs import status as proofs
 from mpsctl.proofs.status import Status
-from mpsctl.state import configuration
+from mpsctl.state import configuration, former_modes
 from mpsctl.state.world import World
 from mpsctl.values.errors import BadValue, MpsctlError, NotReady
-from mpsctl.values.gpu import EXCLUSIVE_PROCESS, PROHIBITED, Gpu
+from mpsctl.values.gpu import EXCLUSIVE_PROCESS, Gpu
+from mpsctl.values.places import Places
 
 TEMPLATE = "mps-control@.service"
 _HELPERS = ("mps-health.timer", "mps-health.service")
@@ -35,6 +36,8 @@ class _Found:
     units: list[Path]
     modes: list[tuple[Gpu, str]]
     directories: list[Path]
+    cut_off: list[Path]
+    """halves of files, and the link that would start the timer at boot where its file has gone before it"""
     program: Optional[Path]
     foreign: list[Path] = field(default_factory=list)
     problem: Optional[str] = None
@@ -45,6 +48,17 @@ def remove(world: World, check: bool) -> Answer:
 
     ``pending`` in the answer names the instances that still have clients, ``error`` what could not be removed.
     """
+    try:
+        if check:
+            turn.wait_for_others(world)
+            return _remove(world, check)
+        with turn.taken(world):
+            return _remove(world, check)
+    except turn.Busy as error:
+        return Answer(check, error=str(error))
+
+
+def _remove(world: World, check: bool) -> Answer:
     answer = Answer(check=check, host={**hardware.os_release(), "driver_version": hardware.driver_version()})
     found = _look(world)
     held = {name: status for name, status in found.statuses.items() if status.clients}
@@ -87,19 +101,38 @@ def _look(world: World) -> _Found:
         statuses=statuses,
         units=[path for path in units if _is_ours(path)],
         modes=[],
-        directories=[path for path in (places.root / "run/mps-fleet", places.state, places.cache) if path.exists()],
+        directories=[
+            path for path in (places.state, places.cache, places.turn.parent) if _holds_something(world, path)
+        ],
+        cut_off=[
+            path
+            for path in reconcile.cut_off(world, units)
+            if not path.is_relative_to(places.state) and path.parent != places.cache  # they go whole
+        ]
+        + [link for link in [_timer_link(places)] if link.is_symlink() and not link.exists()],
         program=places.program if places.program.exists() else None,
         foreign=[path for path in units if path.exists() and not _is_ours(path)]
         + [places.conf(name) for name in every if name not in ours],
     )
     try:
         with world.nvml() as nvml:
-            found.modes = [(gpu, mode) for gpu in nvml.gpus() if (mode := _to_restore(world, gpu))]
+            found.modes = [(gpu, mode) for gpu in nvml.gpus() if (mode := former_modes.to_bring_back(world, gpu))]
     except NotReady as error:
         # Without a loaded driver there is no mode to bring back: it forgets them.
-        if hardware.driver_version() is not None and (places.state / "former-compute-modes").is_dir():
+        if hardware.driver_version() is not None and former_modes.directory(world).is_dir():
             found.problem = f"the compute modes cannot be brought back, so nothing was removed: {error}"
     return found
+
+
+def _timer_link(places: Places) -> Path:
+    return places.units / "timers.target.wants" / _HELPERS[0]
+
+
+def _holds_something(world: World, directory: Path) -> bool:
+    """Whether the directory is there, and has more than the lock of a run."""
+    return directory.is_dir() and (
+        directory != world.places.turn.parent or any(path != world.places.turn for path in directory.iterdir())
+    )
 
 
 def _is_ours(path: Path) -> bool:
@@ -114,12 +147,6 @@ def _enabled_without_a_file(units: Path, names: Iterable[str]) -> list[str]:
     return [name for name in enabled if name not in names]
 
 
-def _to_restore(world: World, gpu: Gpu) -> Optional[str]:
-    mode = compute_modes.former_mode(world, gpu)
-    ours = gpu.compute_mode in (EXCLUSIVE_PROCESS, PROHIBITED)
-    return mode if ours and mode != gpu.compute_mode else None
-
-
 def _describe_shared(found: _Found, answer: Answer) -> None:
     for gpu, mode in found.modes:
         reconcile.describe_state(
@@ -128,7 +155,7 @@ def _describe_shared(found: _Found, answer: Answer) -> None:
     for path in found.units:
         answer.actions.append(f"remove {path}")
         reconcile.add_diff(answer, str(path), files.read_text(path) or "", None)
-    for path in [*found.directories, *([found.program] if found.program else [])]:
+    for path in [*found.cut_off, *found.directories, *([found.program] if found.program else [])]:
         reconcile.describe_state(answer, f"remove {path}", str(path), "present", "absent")
 
 
@@ -138,6 +165,8 @@ def _carry_out(world: World, found: _Found, going: Sequence[str], everything: bo
         if helpers:
             world.systemd.act("disable", [name for name in helpers if name.endswith(".timer")])
             world.systemd.act("stop", helpers)
+            if _HELPERS[0] in helpers:  # whatever became of the command, no link stays behind without its file
+                _timer_link(world.places).unlink(missing_ok=True)
     for name in going:
         public = _pipe_directory(world, name)
         reconcile.remove_instance(world, name)
@@ -147,15 +176,19 @@ def _carry_out(world: World, found: _Found, going: Sequence[str], everything: bo
         return
     for gpu, _ in found.modes:
         _restore(world, gpu)
-    for path in found.units:
+    for path in [*found.units, *found.cut_off]:
         path.unlink(missing_ok=True)
-    if found.units:
-        world.systemd.act("daemon-reload")
-    if going:
-        world.systemd.act("reset-failed", [f"mps-control@{name}.service" for name in going])
+    # Whatever is left to do: a run that was cut off may have come as far as the units.
+    world.systemd.act("daemon-reload")
+    world.systemd.act("reset-failed", ["mps-control@*.service", "mps-health.service"])
     _remove_empty(world.places.configuration)
     for directory in found.directories:
-        shutil.rmtree(directory, ignore_errors=True)
+        if directory != world.places.turn.parent:
+            shutil.rmtree(directory, ignore_errors=True)
+            continue
+        for path in directory.iterdir():  # the rest, and the lock, go at the end of our turn
+            if path != world.places.turn:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
     if found.program is not None:
         found.program.unlink(missing_ok=True)
 
@@ -171,6 +204,8 @@ def _tidy(public: Path) -> None:
     """A pipe directory that systemd does not remove, outside /run; never under a daemon that still serves it."""
     if public.is_dir() and not pipe.daemons_on(public):
         pipe.close_gate(public)
+        for name in pipe.PUBLIC_NAMES:
+            files.link_cut_off(public / name).unlink(missing_ok=True)
         pipe.remove_private(public)
         _remove_empty(public)
     _remove_empty(public.parent)

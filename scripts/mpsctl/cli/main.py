@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from contextlib import suppress
 from typing import Any, Callable, Optional, Sequence
 
 from mpsctl import __version__
@@ -235,11 +236,12 @@ def _status(options: argparse.Namespace) -> int:
     for name in options.instances:
         configuration.load(world, name)
     found = status.status_of_all(world, names)
+    left_behind = [] if options.instances else status.left_behind(world, found)
     if options.json:
-        _print_json({"instances": {one.instance: one.as_json() for one in found}})
+        _print_json({"instances": {one.instance: one.as_json() for one in found}, "findings": left_behind})
     else:
-        render.status(found, world.places.configuration)
-    return 0 if found and all(one.as_wished for one in found) else 1
+        render.status(found, world.places.configuration, left_behind)
+    return 0 if found and all(one.as_wished for one in found) and not left_behind else 1
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -474,4 +476,9 @@ def _acting_world(options: argparse.Namespace) -> Any:
     from mpsctl.state.world import World
 
     stream = sys.stderr if options.json else sys.stdout
-    return World(say=lambda text: print(text, file=stream, flush=True))
+
+    def say(text: str) -> None:
+        with suppress(OSError):  # nobody listens any more: what was begun is brought to its end all the same
+            print(text, file=stream, flush=True)
+
+    return World(say=say)

@@ -22,7 +22,10 @@ def colour(text: str, code: str) -> str:
     return text
 
 
-def status(found: Sequence[Status], configuration: Path) -> None:
+def status(found: Sequence[Status], configuration: Path, left_behind: Sequence[str]) -> None:
+    """``left_behind`` is what is amiss with no instance."""
+    for line in left_behind:
+        print(f"{colour('!', '31')} {line}")
     if not found:
         print(f"no instance has a file in {configuration}: this host has not been converged")
         return

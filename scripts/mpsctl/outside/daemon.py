@@ -12,7 +12,6 @@ What the code below steps around (control daemons 535, 550, 555; driver 580 on a
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import subprocess
@@ -22,14 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Iterator, Optional, Protocol, Sequence
 
-from mpsctl.outside import files, hardware, procfs
+from mpsctl.outside import hardware, locks, procfs
 from mpsctl.values.errors import NotReady
 
 _SENTINEL = "get_default_active_thread_percentage"
 _SENTINEL_ANSWER = re.compile(r"\d+\.\d+")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
-_TURN_PAUSE_S = 0.02
-"""Between two looks at our own lock: a turn takes a few milliseconds, and who looks seldom is overtaken."""
 
 
 class NotServed(NotReady):
@@ -128,30 +125,19 @@ class FrontEnd:
     @contextmanager
     def _turn(self, end: float) -> Iterator[None]:
         """Wait for the other calls of this program on the same instance."""
-        descriptor = self._open_lock()
-        if descriptor is None:
-            yield
+        if self._lock is None or os.geteuid() != 0:
+            yield  # other users may ask as well, but may not make us wait
             return
         try:
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() + _TURN_PAUSE_S >= end:
-                        raise NotServed(
-                            f"another mpsctl holds the control daemon on {self._pipe_directory}; {self._holders()}"
-                        ) from None
-                    time.sleep(_TURN_PAUSE_S)
+            descriptor = locks.take(self._lock, end)
+        except locks.Taken:
+            raise NotServed(
+                f"another mpsctl holds the control daemon on {self._pipe_directory}; {self._holders()}"
+            ) from None
+        try:
             yield
         finally:
             os.close(descriptor)
-
-    def _open_lock(self) -> Optional[int]:
-        if self._lock is None or os.geteuid() != 0:
-            return None  # other users may ask as well, but may not make us wait
-        files.make_directory(self._lock.parent)
-        return os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def _holders(self) -> str:
         """Who may be holding the session: other front-ends that run."""

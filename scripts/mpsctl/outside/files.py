@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import re
 from pathlib import Path
 from typing import Optional, Union
+
+from mpsctl.outside import procfs
+
+_TEMPORARY = re.compile(r"\..+\.(?P<pid>[0-9]+)\.new")
 
 
 def read_text(path: Path) -> Optional[str]:
@@ -23,24 +29,35 @@ def write(path: Path, content: Union[str, bytes], mode: int = 0o644, lasting: bo
     make_directory(path.parent)
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-    temporary.unlink(missing_ok=True)  # a run that was cut off may have left it
+    for left in cut_off(path.parent, glob.escape(path.name)):
+        left.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             os.fchmod(file.fileno(), mode)
+            file.flush()
             if lasting:
-                file.flush()
                 os.fsync(file.fileno())
-        os.replace(temporary, path)
+            os.replace(temporary, path)  # still open: by that cut_off tells it from what was left
     except BaseException as error:
-        os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:
             # A full disk is told by write() or fsync(), which know no name.
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     if lasting:
         sync_directory(path.parent)
+
+
+def cut_off(directory: Path, names: str = "*") -> list[Path]:
+    """What calls of ``write`` that were cut off left in a directory, for files whose names match a pattern.
+
+    What a living process still writes is not among them.
+    """
+    found = sorted(directory.glob(f".{names}.*.new")) if directory.is_dir() else []
+    told = ((path, _TEMPORARY.fullmatch(path.name)) for path in found)
+    return [path for path, match in told if match and not procfs.has_open(int(match["pid"]), path)]
 
 
 def sync_directory(path: Path) -> None:
@@ -63,9 +80,14 @@ def make_directory(path: Path, mode: int = 0o755) -> None:
     path.chmod(mode)
 
 
+def link_cut_off(link: Path) -> Path:
+    """What a call of ``replace_symlink`` that was cut off leaves."""
+    return link.with_name(f".{link.name}.new")
+
+
 def replace_symlink(link: Path, target: str) -> None:
     """Point ``link`` at ``target`` in one step."""
-    temporary = link.with_name(f".{link.name}.new")
+    temporary = link_cut_off(link)
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
     os.replace(temporary, link)

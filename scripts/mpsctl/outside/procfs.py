@@ -212,6 +212,22 @@ def tree(root: int) -> list[int]:
     return found
 
 
+def has_open(pid: int, path: Path) -> bool:
+    """Whether the process has the file of this name open; False where that may not be read."""
+    try:
+        descriptors = os.listdir(_PROC / str(pid) / "fd")
+    except OSError:
+        return False
+    return any(_target(pid, descriptor) == str(path) for descriptor in descriptors)
+
+
+def _target(pid: int, descriptor: str) -> Optional[str]:
+    try:
+        return os.readlink(_PROC / str(pid) / "fd" / descriptor)
+    except OSError:
+        return None
+
+
 def maps(pid: int, name: str) -> bool:
     """Whether the process has a file of this name mapped; False where that may not be read."""
     try:

@@ -68,7 +68,9 @@ class Systemctl:
     def __init__(self, timeout_s: float = 600) -> None:
         self._timeout_s = timeout_s
 
-    def _run(self, *command: str, timeout_s: Optional[float] = None) -> subprocess.CompletedProcess[str]:
+    def _run(
+        self, *command: str, timeout_s: Optional[float] = None, hand_down: bool = False
+    ) -> subprocess.CompletedProcess[str]:
         try:
             return subprocess.run(
                 command,
@@ -78,6 +80,7 @@ class Systemctl:
                 errors="replace",
                 timeout=timeout_s or 30,
                 check=False,
+                close_fds=not hand_down,
             )
         except FileNotFoundError:
             raise NotReady(f"{command[0]} is not on this host; mpsctl needs systemd 249 or newer") from None
@@ -101,9 +104,12 @@ class Systemctl:
         return (Path("/etc/systemd/system") / f"{target}.wants" / unit).is_symlink()
 
     def act(self, verb: str, units: Sequence[str] = ()) -> Optional[str]:
-        # Enabling only makes links: the caller reloads systemd once for all that it changed.
+        # Enabling only makes links: the caller reloads systemd once for all that it changed. What the caller made
+        # inheritable is handed down: his turn lasts until the jobs have ended, should he be killed meanwhile.
         options = ["--no-reload"] if verb == "enable" else []
-        done = self._run("systemctl", "--no-ask-password", *options, verb, *units, timeout_s=self._timeout_s)
+        done = self._run(
+            "systemctl", "--no-ask-password", *options, verb, *units, timeout_s=self._timeout_s, hand_down=True
+        )
         if done.returncode == 0:
             return None
         return _one_line(done.stderr or done.stdout) or f"systemctl {verb} ended with {done.returncode}"

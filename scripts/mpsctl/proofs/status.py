@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Mapping, Optional, Sequence
 from mpsctl.outside import daemon as control
 from mpsctl.outside import hardware, pipe, procfs
 from mpsctl.outside.nvml import ClientMemory
-from mpsctl.state import configuration, drains, record, wish
+from mpsctl.state import configuration, drains, former_modes, record, wish
 from mpsctl.state.world import World
 from mpsctl.values import daemon_environment
 from mpsctl.values.errors import BadValue, MpsctlError, NotReady
@@ -91,7 +91,8 @@ class Status:
 
     @property
     def active(self) -> bool:
-        return self.unit.get("active_state") == "active"
+        """Up, whether or not its limits are just being set anew."""
+        return self.unit.get("active_state") in ("active", "reloading")
 
     @property
     def own_findings(self) -> list[str]:
@@ -125,6 +126,22 @@ def status_of_all(world: World, names: Sequence[str]) -> list[Status]:
     gpus, problem = host_gpus(world)
     found = {status.instance: status for status in look(world, instances, gpus, problem)}
     return [found[name] if name in found else broken[name] for name in names]
+
+
+def left_behind(world: World, found: Sequence[Status]) -> list[str]:
+    """One line for each GPU that is in a mode of ours though no instance has it; NVML is asked only in need.
+
+    ``found`` is the status of every instance of the host.
+    """
+    had = {gpu["uuid"] for status in found for gpu in status.gpus} | {uuid for one in found for uuid in one.serves}
+    if not former_modes.recorded(world) - had:
+        return []
+    gpus, _ = host_gpus(world)
+    return [
+        f"{gpu}: compute mode is {gpu.compute_mode}, and no instance has it: nobody can use it; a run was cut off, run"
+        f" site.yml or playbooks/remove.yml again (it was {mode} before the first start)"
+        for gpu, mode in former_modes.left_behind(world, gpus, had)
+    ]
 
 
 def host_gpus(world: World) -> tuple[list[Gpu], Optional[str]]:
@@ -221,6 +238,9 @@ def _look_at_unit(status: Status) -> None:
         status.findings.append(f"{unit['name']} is not enabled: it will not start at boot")
     if unit["active_state"] == "active":
         return
+    if unit["active_state"] == "reloading":
+        # What it reads of a file that is replaced meanwhile cannot be told: another reload makes it certain.
+        status.reload_needed = True
     state = f"{unit['name']} is {unit['active_state']} ({unit['sub_state']})"
     if unit["result"] == "exec-condition":
         state += ": skipped on this host, the journal says why"

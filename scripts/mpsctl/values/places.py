@@ -34,6 +34,11 @@ class Places:
         return self.root / "run/mps-fleet" / instance
 
     @property
+    def turn(self) -> Path:
+        """The lock of whoever changes this host as a whole; no instance has a name that begins with a dot."""
+        return self.root / "run/mps-fleet/.turn"
+
+    @property
     def state(self) -> Path:
         """Kept over reboots: the compute modes found before the first start."""
         return self.root / "var/lib/mps-fleet"

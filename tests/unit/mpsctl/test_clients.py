@@ -414,7 +414,7 @@ def test_a_person_reads_it_all_in_one_line_per_client(
     old, bad = join(host, daemon), join(host, daemon, "1G")
     hold(host, old, 600)
     change_limit(host, "6G")
-    render.status([look(host)], host.places.configuration)
+    render.status([look(host)], host.places.configuration, [])
     said = capsys.readouterr().out.splitlines()
     (line,) = [text for text in said if f"client {old} " in text]
     assert "limit 4096 MiB, holds 600 MiB, since 2026-11-29" in line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -138,7 +139,7 @@ def test_status_of_a_host_that_is_not_as_wished_ends_with_1(mpsctl: Shell, runni
 def test_status_of_a_host_that_was_never_converged(mpsctl: Shell) -> None:
     assert mpsctl("status") == 1
     assert "has not been converged" in mpsctl.out
-    assert mpsctl.json("status") == {"instances": {}}
+    assert mpsctl.json("status") == {"instances": {}, "findings": []}
 
 
 @pytest.mark.usefixtures("running")
@@ -587,3 +588,15 @@ def test_doctor_refuses_in_one_line(mpsctl: Shell, words: tuple[str, ...]) -> No
     assert mpsctl("doctor", *words) == 2
     assert mpsctl.err.count("\n") == 1
     assert mpsctl.out == ""
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_a_run_to_which_nobody_listens_any_more_goes_on(monkeypatch: pytest.MonkeyPatch, json: bool) -> None:
+    """An ssh connection that was cut: what is said on the way is lost, and nothing of what was begun."""
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr" if json else "stdout", Gone())
+    command_line._acting_world(argparse.Namespace(json=json)).say("compute mode of GPU 0: default -> exclusive_process")

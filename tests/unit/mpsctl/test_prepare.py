@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from fakes import Host, h200, split_by_mig, uuid
-from mpsctl.acts import compute_modes, prepare
+from mpsctl.acts import prepare
 from mpsctl.outside import hardware
-from mpsctl.state import record
+from mpsctl.state import former_modes, record
 from mpsctl.values.errors import BadValue, NotInForce, NotReady
 
 
 def former(host: Host, index: int = 0) -> object:
-    return compute_modes.former_mode(host.world, host.nvml.gpu(index))
+    return former_modes.read(host.world, host.nvml.gpu(index))
 
 
 # -- condition: looked at once, so only what cannot come late counts

@@ -700,8 +700,13 @@ def test_a_withheld_restart_is_shown_by_status_and_taken_at_the_next_natural_one
     fleet.host.kill(fleet.host.running("a").pid)
     fleet.host.start("a")
     answer = moved(fleet)
-    assert (answer.pending, answer.changed) == ([], False)
+    # The GPU that it left then gets its former mode back.
+    assert (answer.pending, [line.split(" (")[0] for line in answer.actions]) == (
+        [],
+        ["bring back the compute mode of GPU 0"],
+    )
     assert answer.instances["a"]["gpus"][0]["uuid"] == uuid(1)
+    assert not moved(fleet).changed
 
 
 @pytest.mark.parametrize("policy", ["wait", "terminate"])

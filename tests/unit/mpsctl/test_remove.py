@@ -163,6 +163,34 @@ def test_an_instance_that_would_start_at_boot_without_a_file_goes_too(installed:
     assert "disable mps-control@gone.service" in installed.systemd.acts
 
 
+@pytest.mark.parametrize("file_is_there", [True, False])
+def test_the_timers_link_goes_whatever_became_of_disable(installed: Host, file_is_there: bool) -> None:
+    units = installed.places.units
+    link = units / "timers.target.wants" / "mps-health.timer"
+    link.parent.mkdir()
+    link.symlink_to(units / "mps-health.timer")
+    if not file_is_there:
+        (units / "mps-health.timer").unlink()
+    really = installed.systemd.act
+
+    def act(verb: str, names: tuple[str, ...] = ()) -> Optional[str]:
+        return "Failed to disable unit" if [verb, *names] == ["disable", "mps-health.timer"] else really(verb, names)
+
+    installed.systemd.act = act  # type: ignore[method-assign,assignment]
+    assert run(installed).error is None
+    assert not link.is_symlink()
+    assert left(installed) == []
+
+
+def test_a_timers_link_alone_is_found(host: Host) -> None:
+    link = host.places.units / "timers.target.wants" / "mps-health.timer"
+    link.parent.mkdir(parents=True)
+    link.symlink_to("../mps-health.timer")
+    assert run(host, check=True).actions == [f"remove {link}"]
+    assert run(host).error is None
+    assert not link.is_symlink()
+
+
 def test_with_a_driver_that_does_not_answer_nothing_is_removed_or_the_modes_would_be_lost(
     installed: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,121 @@
+# Runs on a host, handed to its Python as a text: what of the project is there, as one JSON object. Only looks.
+# In its arguments: a copy of mpsctl that no run touches, and how many GPUs the host has.
+import fcntl
+import glob
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import Any, Iterator
+
+MPSCTL = [sys.executable, "-IS", sys.argv[1]]
+GPUS = int(sys.argv[2])
+LOCK = "/run/mps-fleet/.turn"
+FILES = ("/etc/mps/*", "/etc/systemd/system/mps-*", "/usr/local/bin/mpsctl")
+DIRECTORIES = ("/etc/mps", "/run/mps-fleet", "/run/nvidia-mps", "/var/lib/mps-fleet", "/var/cache/mps-fleet")
+LEFT = [f"{place}/.*.new" for place in (*DIRECTORIES, "/etc/systemd/system", "/usr/local/bin")]
+
+
+def processes() -> Iterator[tuple[str, list[str]]]:
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                yield pid, file.read().decode().split("\0")[:-1]
+        except OSError:
+            continue
+
+
+def served() -> list[str]:
+    """The GPUs that control daemons serve."""
+    found = []
+    for pid, words in processes():
+        if words[:2] == ["/usr/bin/nvidia-cuda-mps-control", "-f"]:
+            try:
+                with open(f"/proc/{pid}/environ", "rb") as file:
+                    found += re.findall(r"CUDA_VISIBLE_DEVICES=([^\0]*)", file.read().decode())
+            except OSError:
+                continue
+    return sorted(uuid for text in found for uuid in text.split(","))
+
+
+def at_work() -> list[str]:
+    """Runs that change the host, and what they started."""
+    return [
+        " ".join(words)
+        for _, words in processes()
+        if ("reconcile" in words and "--check" not in words) or words[:2] == ["systemctl", "--no-ask-password"]
+    ]
+
+
+def ask(*words: str) -> tuple[int, str]:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout
+
+
+def limit(number: int) -> str:
+    return ask(
+        "sh",
+        "-c",
+        "echo get_default_device_pinned_mem_limit 0 |"
+        f" CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps/{number} nvidia-cuda-mps-control",
+    )[1].strip()
+
+
+def lock_is_free() -> bool:
+    try:
+        descriptor = os.open(LOCK, os.O_RDWR)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def modes() -> dict[str, str]:
+    return {gpu["uuid"]: gpu["compute_mode"] for gpu in json.loads(ask(*MPSCTL, "gpus", "--json")[1])["gpus"]}
+
+
+def sums() -> dict[str, str]:
+    found = {}
+    for path in sorted(path for pattern in FILES for path in glob.glob(pattern)):
+        try:
+            with open(path, "rb") as file:
+                found[path] = hashlib.sha256(file.read()).hexdigest()
+        except OSError:  # it went meanwhile
+            continue
+    return found
+
+
+first: dict[str, Any] = {"at_work": at_work(), "lock_is_free": lock_is_free(), "files": sums()}
+served_before = served()
+code, text = ask(*MPSCTL, "status", "--json")
+status = json.loads(text)
+served_after = served()
+seen = {gpu["uuid"]: gpu["compute_mode"] for one in status["instances"].values() for gpu in one["gpus"]}
+modes_now = seen if len(seen) == GPUS else modes()
+known = served_before + served_after
+findings = [line for one in status["instances"].values() for line in one["findings"]] + status["findings"]
+print(
+    json.dumps(
+        {
+            **first,
+            "at_work": first["at_work"] + at_work(),
+            "modes": modes_now,
+            "unserved": [uuid for uuid, mode in modes_now.items() if mode != "default" and uuid not in known],
+            "served": served_after,
+            "status": [code, findings],
+            "limits": [limit(number) for number in range(GPUS)],
+            "cut_off": sorted(path for pattern in LEFT for path in glob.glob(pattern)),
+            "directories": [path for path in DIRECTORIES if os.path.exists(path)],
+            "enabled": sorted(glob.glob("/etc/systemd/system/*.wants/mps-*")),
+            "units": ask("systemctl", "list-units", "--all", "--plain", "--no-legend", "mps-*")[1].split("\n")[:-1],
+            "stale": ask("systemctl", "show", "--value", "--property=NeedDaemonReload", "mps-control@0")[1].strip(),
+        }
+    )
+)
