@@ -47,8 +47,8 @@ controllers: setup lab-parts ## whole lab hosts: the oldest and the newest Ansib
 	pytest -q tests/lab
 
 .PHONY: molecule
-molecule: setup lab-parts ## the scenarios `default` and `reboot` on real systemd hosts
-	scripts/molecule.sh default reboot
+molecule: setup lab-parts ## the scenarios `default`, `reboot` and `faults` on real systemd hosts
+	scripts/molecule.sh default reboot faults
 
 .PHONY: lab-parts
 lab-parts: setup ## fetch and build what the lab's hosts are made of

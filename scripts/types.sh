@@ -15,6 +15,7 @@ check scripts:roles/mps/plugin_utils:tests/unit/role tests/unit/role
 check lab:scripts:tests/contract:tests/unit/mpsctl tests/contract
 check lab:scripts tests/unit/lab
 check scripts molecule/tests
+check scripts molecule/faults/tests
 check . -p tests.lab
 check .:lab:scripts:tests/contract:tests/unit/mpsctl tests/soak/*.py
 check scripts tests/gpu/*.py

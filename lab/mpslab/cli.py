@@ -46,16 +46,23 @@ def _parser() -> argparse.ArgumentParser:
     verb = verbs.add_parser("roots", help="build and fetch everything that later ups need")
     verb.add_argument("--release", choices=roots.RELEASES, help="only this Debian")
 
-    verb = verbs.add_parser("gpu", help="let a simulated GPU vanish from a running host, or come back")
+    verb = verbs.add_parser(
+        "gpu",
+        help="let a simulated GPU vanish from a running host, fail or change its place, or come back",
+        description="; ".join(f"{name}: {fault.help}" for name, fault in gpus.FAULTS.items()) + ".",
+    )
     verb.add_argument("host", metavar="HOST")
-    verb.add_argument("act", choices=("vanish", "return"))
-    verb.add_argument("index", type=int, metavar="INDEX")
+    verb.add_argument("act", choices=tuple(gpus.FAULTS))
+    verb.add_argument("index", type=int, metavar="INDEX", nargs="?", help="not for reorder and restore")
 
-    verb = verbs.add_parser("driver", help="how the simulated driver behaves from the host's next boot on")
+    verb = verbs.add_parser("driver", help="how the simulated driver behaves, now or from the host's next boot on")
     verb.add_argument("host", metavar="HOST")
     how = verb.add_mutually_exclusive_group(required=True)
-    how.add_argument("--delay", type=float, metavar="SECONDS", help="loads this late; 0: at once")
-    how.add_argument("--absent", action="store_true", help="never loads")
+    how.add_argument("--delay", type=float, metavar="SECONDS", help="loads this late at the next boot; 0: at once")
+    how.add_argument("--absent", action="store_true", help="never loads, from the next boot on")
+    for fault, about in fleet.DRIVER_FAULTS.items():
+        how.add_argument(f"--{fault}", dest="fault", action="store_const", const=fault, help=about)
+    how.add_argument("--well", dest="fault", action="store_const", const="", help="now: neither of these any more")
     return parser
 
 
@@ -116,7 +123,9 @@ def _change(options: argparse.Namespace, where: Places) -> None:
     elif options.verb == "roots":
         fleet.build(where, (options.release,) if options.release else roots.RELEASES)
     elif options.verb == "gpu":
-        (gpus.vanish if options.act == "vanish" else gpus.bring_back)(where, options.host, options.index)
+        gpus.plant(where, options.host, options.act, options.index)
+    elif options.verb == "driver" and options.fault is not None:
+        fleet.plant_driver_fault(where, options.host, options.fault)
     elif options.verb == "driver":
         fleet.set_driver(where, options.host, hosts.Driver(_seconds(options.delay or 0), options.absent))
 

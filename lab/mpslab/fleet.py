@@ -251,6 +251,25 @@ def set_driver(places: Places, name: str, driver: hosts.Driver) -> None:
     say(f"{name}: from its next boot on the simulated driver {how}; now: lab/lab ssh {name} systemctl reboot")
 
 
+DRIVER_FAULTS = {
+    "upgraded": 'now, until a reboot: NVML says "Driver/library version mismatch", as after an upgrade underneath',
+    "hanging": "now, until a reboot: NVML never answers",
+}
+
+
+def plant_driver_fault(places: Places, name: str, fault: str) -> None:
+    """Let the simulated driver of a running host fail, or take every such fault away where ``fault`` is empty."""
+    host = hosts.find(places, name)
+    if boot.leader_pid(places, name) is None:
+        raise LabError(f"{name} is not running, and this fault is forgotten at a boot; run `lab/lab up` again")
+    run = boot.host_root(places, host) / "run/mps-lab"
+    for other in DRIVER_FAULTS:
+        (run / f"driver-{other}").unlink(missing_ok=True)
+    if fault:
+        (run / f"driver-{fault}").touch()
+    say(f"{name}: the simulated driver is {fault or 'well'} now")
+
+
 def build(places: Places, releases: tuple[str, ...]) -> None:
     """Roots, daemons and layers, so that a later ``up`` needs no network."""
     removal.remove(places.builds)

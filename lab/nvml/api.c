@@ -11,12 +11,22 @@
 #include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
+enum { POLL_US = 100000 };
+
 /* Every function on a device begins alike. */
 #define DEVICE_OR_RETURN(device, pointer)                                                                              \
     do {                                                                                                               \
         nvmlReturn_t checked_ = check(device, pointer);                                                                \
         if (checked_ != NVML_SUCCESS)                                                                                  \
             return checked_;                                                                                           \
+    } while (0)
+
+/* Where a GPU lacks what older and virtual ones lack. */
+#define SUPPORTED_OR_RETURN(device, pointer)                                                                           \
+    do {                                                                                                               \
+        DEVICE_OR_RETURN(device, pointer);                                                                             \
+        if (state_read(gpu_of(device)).unsupported)                                                                    \
+            return NVML_ERROR_NOT_SUPPORTED;                                                                           \
     } while (0)
 
 static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -44,6 +54,10 @@ static nvmlReturn_t check(const struct device *device, const void *pointer) {
     if (pointer == NULL || !known(device))
         return NVML_ERROR_INVALID_ARGUMENT;
     struct state state = state_read(gpu_of(device));
+    while (state.hanging) {
+        usleep(POLL_US);
+        state = state_read(gpu_of(device));
+    }
     if (state.lost)
         return NVML_ERROR_GPU_IS_LOST;
     return is_mig(device) && !state.mig ? NVML_ERROR_INVALID_ARGUMENT : NVML_SUCCESS;
@@ -63,9 +77,13 @@ static nvmlReturn_t put_text(char *buffer, unsigned length, const char *text) {
 EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned flags) {
     (void)flags;
     nvmlReturn_t result = NVML_SUCCESS;
+    while (driver_hanging())
+        usleep(POLL_US);
     pthread_mutex_lock(&init_lock);
     if (!driver_loaded())
         result = NVML_ERROR_DRIVER_NOT_LOADED;
+    else if (driver_upgraded())
+        result = NVML_ERROR_LIB_RM_VERSION_MISMATCH;
     else if (init_count == 0 && !host_read(&host))
         result = NVML_ERROR_UNKNOWN;
     else
@@ -110,6 +128,8 @@ EXPORT const char *nvmlErrorString(nvmlReturn_t result) {
         return "GPU is lost";
     case NVML_ERROR_OPERATING_SYSTEM:
         return "The operating system has blocked the request";
+    case NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+        return "Driver/library version mismatch";
     case NVML_ERROR_IN_USE:
         return "In use by another client";
     case NVML_ERROR_ARGUMENT_VERSION_MISMATCH:
@@ -301,7 +321,7 @@ static unsigned processes_of(const struct device *device, bool clients_only, str
 
 static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, void *infos, bool clients_only, bool version_1) {
     struct process rows[MAX_PROCESSES];
-    DEVICE_OR_RETURN(device, count);
+    SUPPORTED_OR_RETURN(device, count);
     unsigned room = *count;
     *count = processes_of(device, clients_only, rows);
     if (*count > room || (*count > 0 && infos == NULL))
@@ -390,13 +410,13 @@ static nvmlReturn_t changed(const struct device *gpu, void (*change)(struct stat
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned *mode) {
-    DEVICE_OR_RETURN(device, mode);
+    SUPPORTED_OR_RETURN(device, mode);
     *mode = state_read(gpu_of(device)).compute_mode;
     return NVML_SUCCESS;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned mode) {
-    DEVICE_OR_RETURN(device, device);
+    SUPPORTED_OR_RETURN(device, device);
     if (mode > NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)
         return NVML_ERROR_INVALID_ARGUMENT;
     /* nvml.h: on MIG-enabled GPUs the mode is DEFAULT and changing it is not supported; 1 was exclusive thread */
@@ -406,13 +426,13 @@ EXPORT nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned mode)
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, unsigned *mode) {
-    DEVICE_OR_RETURN(device, mode);
+    SUPPORTED_OR_RETURN(device, mode);
     *mode = state_read(gpu_of(device)).persistence;
     return NVML_SUCCESS;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceSetPersistenceMode(nvmlDevice_t device, unsigned mode) {
-    DEVICE_OR_RETURN(device, device);
+    SUPPORTED_OR_RETURN(device, device);
     if (mode > 1)
         return NVML_ERROR_INVALID_ARGUMENT;
     return is_mig(device) ? NVML_ERROR_NOT_SUPPORTED : changed(device, change_persistence, mode);
@@ -427,7 +447,7 @@ EXPORT nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned *a
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsigned *pending) {
-    DEVICE_OR_RETURN(device, current);
+    SUPPORTED_OR_RETURN(device, current);
     if (pending == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
     if (is_mig(device) || !device->mig_capable)
@@ -440,7 +460,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current,
 
 EXPORT nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned mode, nvmlReturn_t *activation) {
     struct process rows[MAX_PROCESSES];
-    DEVICE_OR_RETURN(device, activation);
+    SUPPORTED_OR_RETURN(device, activation);
     if (mode > 1)
         return NVML_ERROR_INVALID_ARGUMENT;
     if (is_mig(device) || !device->mig_capable)

@@ -38,6 +38,8 @@ bool host_read(struct host *host);
 struct state {
     unsigned compute_mode;
     bool persistence, mig, mig_pending, lost;
+    /* planted by the lab: lacks what older and virtual GPUs lack; never answers */
+    bool unsupported, hanging;
 };
 
 struct process {
@@ -49,6 +51,9 @@ struct process {
 
 /* state.c: lies in $MPS_LAB_NVML_RUN, by default /run/mps-lab, so that a reboot forgets it. */
 bool driver_loaded(void);
+/* Planted by the lab: the libraries were upgraded under a loaded driver; nothing answers while this holds. */
+bool driver_upgraded(void);
+bool driver_hanging(void);
 struct state state_read(const struct device *gpu);
 /* Changes a GPU's state as one step for all processes; false if it could not be written. */
 bool state_change(const struct device *gpu, void (*change)(struct state *, unsigned), unsigned value);

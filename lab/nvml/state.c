@@ -24,11 +24,15 @@ static void path_of(char *path, const struct device *gpu, const char *suffix) {
     snprintf(path, PATH_BYTES, "%s/nvml/%s%s", run_directory(), gpu->uuid, suffix);
 }
 
-bool driver_loaded(void) {
+static bool marked(const char *name) {
     char path[PATH_BYTES];
-    snprintf(path, sizeof path, "%s/driver-loaded", run_directory());
+    snprintf(path, sizeof path, "%s/%s", run_directory(), name);
     return access(path, F_OK) == 0;
 }
+
+bool driver_loaded(void) { return marked("driver-loaded"); }
+bool driver_upgraded(void) { return marked("driver-upgraded"); }
+bool driver_hanging(void) { return marked("driver-hanging"); }
 
 struct state state_read(const struct device *gpu) {
     struct state state = {.mig = gpu->mig_at_boot, .mig_pending = gpu->mig_at_boot};
@@ -52,6 +56,10 @@ struct state state_read(const struct device *gpu) {
             state.mig_pending = value != 0;
         else if (strcmp(key, "lost") == 0)
             state.lost = value != 0;
+        else if (strcmp(key, "unsupported") == 0)
+            state.unsupported = value != 0;
+        else if (strcmp(key, "hanging") == 0)
+            state.hanging = value != 0;
     }
     fclose(file);
     return state;
@@ -64,8 +72,11 @@ static bool state_write(const struct device *gpu, const struct state *state) {
     int file = open(new_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (file < 0)
         return false;
-    bool written = dprintf(file, "compute_mode=%u\npersistence=%d\nmig=%d\nmig_pending=%d\nlost=%d\n",
-                           state->compute_mode, state->persistence, state->mig, state->mig_pending, state->lost) > 0;
+    bool written = dprintf(file,
+                           "compute_mode=%u\npersistence=%d\nmig=%d\nmig_pending=%d\nlost=%d\nunsupported=%d\n"
+                           "hanging=%d\n",
+                           state->compute_mode, state->persistence, state->mig, state->mig_pending, state->lost,
+                           state->unsupported, state->hanging) > 0;
     written = fchmod(file, 0644) == 0 && written;
     written = close(file) == 0 && written;
     return written && rename(new_path, path) == 0;

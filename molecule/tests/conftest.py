@@ -18,7 +18,7 @@ def _lab_hosts() -> dict[str, dict[str, Any]]:
     """What the lab says of each of this run's hosts, by name."""
     done = subprocess.run([PROJECT / "lab/lab", "list", "--json"], capture_output=True, text=True, check=True)
     prefix = os.environ["MPS_LAB_PREFIX"]
-    return {host["name"]: host for host in json.loads(done.stdout) if host["name"].startswith(prefix)}
+    return {host["name"]: host for host in json.loads(done.stdout) if host["name"].startswith(f"{prefix}-")}
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

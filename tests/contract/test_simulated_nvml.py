@@ -17,7 +17,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "lab"))
 
-from mpslab import layer, models
+from mpslab import gpus, layer, models
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets only root change a mode")
 
@@ -31,6 +31,7 @@ def fails(call, *arguments):
     return 0
 """
 DRIVER_NOT_LOADED, GPU_IS_LOST, NO_PERMISSION, NOT_SUPPORTED, NOT_FOUND, IN_USE = 9, 15, 4, 3, 6, 19
+VERSION_MISMATCH = 18
 
 
 @pytest.fixture(scope="session")
@@ -278,3 +279,70 @@ def test_mig_is_switched_and_waits_for_a_busy_gpu(host: Host, process: int) -> N
     host.state(0, f"compute {process} 10\n", "processes")
     assert host.ask("nvmlDeviceSetMigMode(gpu(), 1)") == IN_USE
     assert host.ask("nvmlDeviceGetMigMode(gpu())") == [0, 1]
+
+
+@needs_root
+def test_a_gpu_that_lacks_what_virtual_ones_lack_is_there_all_the_same(host: Host) -> None:
+    host.state(0, "unsupported=1\n")
+    for call in ("ComputeMode", "PersistenceMode", "MigMode", "ComputeRunningProcesses", "MPSComputeRunningProcesses"):
+        assert host.ask(f"fails(nvmlDeviceGet{call}, gpu())") == NOT_SUPPORTED, call
+        assert host.ask(f"fails(nvmlDeviceGet{call}, gpu(1))") == 0, call
+    assert host.ask("fails(nvmlDeviceSetComputeMode, gpu(), 3)") == NOT_SUPPORTED
+    assert host.ask("nvmlDeviceGetMemoryInfo(gpu()).total >> 20") == 143771
+
+
+@needs_root
+def test_what_was_planted_outlasts_a_change_of_mode(host: Host) -> None:
+    host.state(0, "unsupported=1\n")
+    host.state(1, "lost=0\n")
+    assert host.ask("fails(nvmlDeviceSetComputeMode, gpu(1), 3)") == 0
+    assert host.ask("[nvmlDeviceGetComputeMode(gpu(1)), fails(nvmlDeviceGetComputeMode, gpu())]") == [3, NOT_SUPPORTED]
+
+
+def test_a_hanging_gpu_keeps_its_callers_waiting_and_its_neighbours_answer(host: Host) -> None:
+    host.state(0, "hanging=1\n")
+    assert host.ask("nvmlDeviceGetUUID(gpu(1))") == models.gpu_uuid("lab-01", 1)
+    answer = (
+        "import threading",
+        "got = []",
+        "asker = threading.Thread(target=lambda: got.append(nvmlDeviceGetUUID(gpu())), daemon=True)",
+        "asker.start()",
+        "asker.join(0.3)",
+        "early = list(got)",
+        f"os.remove({str(host.run / 'nvml' / (models.gpu_uuid('lab-01', 0) + '.state'))!r})",
+        "asker.join(20)",
+    )
+    assert host.ask("[early, got]", *answer) == [[], [models.gpu_uuid("lab-01", 0)]]
+
+
+def test_a_driver_whose_libraries_were_upgraded_underneath(host: Host) -> None:
+    (host.run / "driver-upgraded").touch()
+    assert int(host.python(PRELUDE + "print(fails(nvmlInit))")) == VERSION_MISMATCH
+
+
+def test_cards_that_change_places_keep_what_they_are_and_the_slots_their_addresses(host: Host) -> None:
+    head, cards = gpus._cards(_root_of(host))
+    gpus._write_cards(_root_of(host), head, gpus.reordered(cards))
+    assert host.ask("[nvmlDeviceGetUUID(gpu(i)) for i in (0, 1)]") == [models.gpu_uuid("lab-01", i) for i in (1, 0)]
+    assert host.ask("nvmlDeviceGetPciInfo(gpu()).bus") == 0x0B
+    gpus._write_cards(_root_of(host), head, gpus.reordered(gpus.reordered(cards)))
+    assert host.ask("nvmlDeviceGetUUID(gpu())") == models.gpu_uuid("lab-01", 0)
+
+
+def test_a_swapped_card_has_another_uuid_and_its_own_when_it_is_swapped_back(host: Host) -> None:
+    head, cards = gpus._cards(_root_of(host))
+    other = gpus.swapped("lab-01", 1, cards[1])
+    gpus._write_cards(_root_of(host), head, [cards[0], other])
+    uuids = host.ask("[nvmlDeviceGetUUID(gpu(i)) for i in (0, 1)]")
+    assert uuids[0] == models.gpu_uuid("lab-01", 0)
+    assert uuids[1].startswith("GPU-")
+    assert uuids[1] != models.gpu_uuid("lab-01", 1)
+    assert gpus.swapped("lab-01", 1, other) == cards[1]
+
+
+def _root_of(host: Host) -> Path:
+    """A root in which the table of GPUs lies where the lab keeps it."""
+    root = host.etc.parent
+    if not (root / "etc/mps-lab").exists():
+        (root / "etc/mps-lab").symlink_to(".")
+    return root

@@ -1,30 +1,36 @@
-"""A look at every active instance in bounded time, for a timer; and what becomes of clients that escaped.
+"""A look at every active instance in bounded time, for a timer; what becomes of clients that escaped and of daemons
+that answer nothing.
 
-Nothing is restarted or set here. The one thing that may be done, and only where the instance's file says so,
-is to have the daemon end a client that shook off its limit, once it has been seen so for the grace time. Its
-process gets no signal: `acts/terminate.py` says what it sees.
+Two things may be done, and only where the instance's file says so. A client that shook off its limit is ended by
+the daemon, once it has been seen so for the grace time; its process gets no signal (`acts/terminate.py` says what it
+sees). And a daemon that answered nothing at two looks in a row is ended, for systemd to start it again: its clients are
+lost with it (error 806: driver 580, H200), and nobody new could connect anyway.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Mapping, Optional
 
 from mpsctl.acts import terminate
+from mpsctl.outside import daemon as control
+from mpsctl.outside import pipe, procfs
 from mpsctl.outside.daemon import Bounded, Daemon
 from mpsctl.proofs import status as proofs
 from mpsctl.proofs.clients import Client
 from mpsctl.proofs.status import ServerStatus, Status
-from mpsctl.state import configuration, escapes
+from mpsctl.state import configuration, escapes, silence
 from mpsctl.state.escapes import Escape
 from mpsctl.state.world import World
 from mpsctl.values.errors import BadValue
-from mpsctl.values.instance import TERMINATE, Instance
+from mpsctl.values.instance import RESTART, TERMINATE, Instance
 
 INSTANCE_BOUND_S = 5
 BOUND_S = 45
 """One daemon that does not answer costs INSTANCE_BOUND_S at most, all of them together BOUND_S."""
+_DEFAULT_DIRECTORY = "/tmp/nvidia-mps"
+"""Where a daemon is that was told nothing else (control daemons 550, 555)."""
 
 
 @dataclass
@@ -43,6 +49,39 @@ class Health:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class _Stranger:
+    """A control daemon that none of our units started. ``devices`` None: it names none, and serves every GPU."""
+
+    pid: int
+    directory: str
+    devices: Optional[tuple[str, ...]]
+
+    def serves(self, status: Status) -> bool:
+        names = {name for gpu in status.gpus for name in (str(gpu["index"]), gpu["uuid"])}
+        return bool(status.gpus) and (self.devices is None or not names.isdisjoint(self.devices))
+
+    def on(self, status: Status) -> str:
+        return (
+            f"another control daemon (pid {self.pid}) serves GPU {', '.join(str(gpu['index']) for gpu in status.gpus)}"
+            f" as well, and its clients have no limit of ours; end them, then `echo quit | {pipe.VARIABLE}="
+            f"{self.directory} nvidia-cuda-mps-control`"
+        )
+
+
+def _strangers(shown: Mapping[str, Mapping[str, str]]) -> list[_Stranger]:
+    ours = {unit.get("MainPID") for unit in shown.values()}
+    found = []
+    for pid in control.processes(front_ends=False):
+        environment = procfs.environment(pid)
+        if str(pid) in ours or environment is None:
+            continue
+        named = environment.get("CUDA_VISIBLE_DEVICES")
+        devices = None if named is None else tuple(word.strip() for word in named.split(",") if word.strip())
+        found.append(_Stranger(pid, environment.get(pipe.VARIABLE, _DEFAULT_DIRECTORY), devices))
+    return found
+
+
 def health(world: World) -> list[Health]:
     """The health of every active instance; those that do not run are `mpsctl status`'s business.
 
@@ -57,13 +96,18 @@ def health(world: World) -> list[Health]:
     shown = world.systemd.show([instance.unit for instance in instances])
     active = [one for one in instances if shown.get(one.unit, {}).get("ActiveState") == "active"]
     gpus, problem = proofs.host_gpus(world) if active else ([], None)
+    strangers = _strangers(shown) if active else []
     end_s = world.now_s() + BOUND_S
     for instance in active:
+        whole = end_s - world.now_s() >= INSTANCE_BOUND_S
         hurried = _hurried(world, min(end_s, world.now_s() + INSTANCE_BOUND_S))
         (status,) = proofs.look(hurried, [instance], gpus, problem, shown)
         # A drain is somebody's will, and no alarm.
         found[instance.name] = Health(instance.name, [line for line in status.findings if line != status.drained])
+        found[instance.name].findings += [one.on(status) for one in strangers if one.serves(status)]
         _look_after_escapes(hurried, instance, status, found[instance.name])
+        if whole:  # else it had no time to answer
+            _look_after_silence(world, instance, status, found[instance.name])
     return [found[name] for name in sorted(found, key=configuration.natural)]
 
 
@@ -72,6 +116,35 @@ def _hurried(world: World, end_s: float) -> World:
         return Bounded(world.daemon(pipe_directory, lock), world.now_s, end_s)
 
     return replace(world, daemon=daemon)
+
+
+def _look_after_silence(world: World, instance: Instance, status: Status, health_: Health) -> None:
+    """End a daemon that answered nothing at the last look either, where that is wished."""
+    pid = int(status.unit["main_pid"])
+    if not status.silent or not procfs.alive(pid):
+        silence.forget(world, instance.name)
+        return
+    # Who holds the one session that a daemon serves at a time makes it look silent, and is not to lose it.
+    if procfs.state(pid) != "T" and any(control.processes(front_ends=True)):
+        silence.forget(world, instance.name)
+        return
+    started_at = procfs.started_at(pid)
+    if not silence.remembered(world, instance.name, pid, started_at):
+        silence.remember(world, instance.name, pid, started_at)
+        if instance.unresponsive_daemon == RESTART:
+            health_.actions.append(f"the control daemon (pid {pid}) will be ended at the next look if it stays silent")
+        return
+    if instance.unresponsive_daemon != RESTART:
+        return
+    problem = world.systemd.kill_main(instance.unit)
+    if problem:
+        health_.findings.append(f"the control daemon (pid {pid}) could not be ended: {problem}")
+        return
+    silence.forget(world, instance.name)
+    health_.actions.append(
+        f"the control daemon (pid {pid}) was ended with SIGKILL: it answered nothing at two looks in a row; systemd"
+        " starts it again"
+    )
 
 
 def _look_after_escapes(world: World, instance: Instance, status: Status, health_: Health) -> None:

@@ -6,6 +6,7 @@ sets their compute mode, makes the daemon's directory and writes its environment
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Optional
 
@@ -16,7 +17,7 @@ from mpsctl.state.world import World
 from mpsctl.values.daemon_environment import DaemonEnvironment
 from mpsctl.values.errors import BadValue, MpsctlError, NotReady
 from mpsctl.values.gpu import PROHIBITED, Device
-from mpsctl.values.instance import Instance
+from mpsctl.values.instance import Instance, check_name
 
 _POLL_S = 0.5
 STABLE_AFTER_S = 60
@@ -51,10 +52,13 @@ def prepare(world: World, name: str) -> DaemonEnvironment:
         its directory.
     :raises NotInForce: if the compute mode cannot be set.
     """
-    instance = configuration.load(world, name)
+    check_name(name)
+    with suppress(BadValue):  # which is told after the pause: systemd tries again at once, whatever the reason
+        pipe.close_gate(Path(configuration.load(world, name).pipe_directory))
+    _back_off(world, name)
+    instance = configuration.load(world, name)  # as it is now: it may have been written anew during the pause
     public = Path(instance.pipe_directory)
     pipe.close_gate(public)
-    _back_off(world, name)
     for pid in pipe.daemons_on(public):
         raise NotReady(
             f"a control daemon (pid {pid}) that this unit did not start serves {public}; end its clients, then"

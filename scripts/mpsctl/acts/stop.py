@@ -101,11 +101,12 @@ def _close_gpus(world: World, instance: Instance) -> None:
 
 def _forget(world: World, instance: Instance) -> None:
     """Remove our files of this run."""
-    from mpsctl.state import escapes
+    from mpsctl.state import escapes, silence
 
     record.forget_starts(world, instance.name)
     record.forget(world, instance.name)
     escapes.forget(world, instance.name)
+    silence.forget(world, instance.name)
     prepare.environment_file(world, instance.name).unlink(missing_ok=True)
     pipe.remove_private(Path(instance.pipe_directory))
 

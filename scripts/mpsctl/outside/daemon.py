@@ -153,7 +153,11 @@ class FrontEnd:
 def processes(front_ends: bool) -> Iterator[int]:
     """The control daemons of this host, or the front-ends that are open: a front-end has no arguments."""
     for pid in procfs.pids():
-        if procfs.name(pid) == hardware.CONTROL_DAEMON[:15] and (len(procfs.command(pid).split()) < 2) == front_ends:
+        if procfs.name(pid) != hardware.CONTROL_DAEMON[:15]:
+            continue
+        words = procfs.command(pid).split()
+        # The kernel cuts names to 15 characters, and to these a server has the same.
+        if words and not words[0].endswith(hardware.SERVER) and (len(words) < 2) == front_ends:
             yield pid
 
 

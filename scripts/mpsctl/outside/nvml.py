@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any, Callable, Iterator, Optional, Protocol, TypeVar
+from typing import Any, Callable, Iterable, Iterator, Optional, Protocol, TypeVar
 
 from mpsctl.values.errors import NotInForce, NotReady
 from mpsctl.values.gpu import DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED, Gpu, Load, MigDevice, pci_address
 
 T = TypeVar("T")
+BOUND_S = 10
+"""What NVML may take for one call, or for a look at all GPUs. A GPU that fails can keep a call for ever (NVIDIA's own
+tools hang then as well), and a driver without persistence takes seconds to wake its GPUs."""
+_NEXT_BOUND_S = 1
+"""And for the GPUs behind one that did not answer."""
+_VERSION_MISMATCH = 18
 _MODES = {0: DEFAULT, 2: PROHIBITED, 3: EXCLUSIVE_PROCESS}
 
 
@@ -21,7 +28,7 @@ class Nvml(Protocol):
         """For example ``580.159.04``."""
 
     def gpus(self) -> list[Gpu]:
-        """The host's GPUs that answer; one that is lost is left out, and its neighbours are not."""
+        """The host's GPUs that answer; one that is lost or hangs is left out, and its neighbours are not."""
 
     def set_compute_mode(self, gpu: Gpu, mode: str) -> None:
         """Set the mode and read it back. Lasts until the driver is unloaded or the host reboots.
@@ -46,9 +53,46 @@ class Nvml(Protocol):
         """How busy a GPU or MIG device is at this moment, as far as NVML tells."""
 
 
+class Hanging(NotReady):
+    """NVML did not answer within its bound."""
+
+
+def _within(call: Callable[[], T], bound_s: float) -> T:
+    """What the call returns or raises.
+
+    :raises Hanging: if it does neither within ``bound_s`` seconds; it is left alone then, and ends nobody's wait.
+    """
+    returned: list[T] = []
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            returned.append(call())
+        except BaseException as error:
+            raised.append(error)
+
+    # NVML lets go of Python's lock while it works, and the end of the program does not wait for such a thread.
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(bound_s)
+    if raised:
+        raise raised[0]
+    if returned:
+        return returned[0]
+    raise Hanging(f"NVML does not answer within {bound_s:g} s; look at dmesg for a GPU that failed (Xid)")
+
+
 class _Pynvml:
     def __init__(self, library: Any) -> None:
         self._library = library
+        self.hangs = False
+
+    def _bounded(self, call: Callable[[], T], bound_s: Optional[float] = None) -> T:
+        try:
+            return _within(call, BOUND_S if bound_s is None else bound_s)
+        except Hanging:
+            self.hangs = True
+            raise
 
     def _optional(self, call: Callable[[], T]) -> Optional[T]:
         """NotSupported is a value here: older and virtual GPUs lack much."""
@@ -58,15 +102,24 @@ class _Pynvml:
             return None
 
     def driver_version(self) -> str:
-        return str(self._library.nvmlSystemGetDriverVersion())
+        return str(self._bounded(self._library.nvmlSystemGetDriverVersion))
 
     def gpus(self) -> list[Gpu]:
-        found = []
-        for index in range(self._library.nvmlDeviceGetCount()):
-            gpu = self._optional(partial(self._gpu, index))
-            if gpu is not None:
-                found.append(gpu)
+        count = int(self._bounded(self._library.nvmlDeviceGetCount))
+        found: list[Gpu] = []
+        begin, bound_s = 0, float(BOUND_S)
+        while begin < count:
+            answered: list[Optional[Gpu]] = []
+            with suppress(Hanging):
+                self._bounded(partial(self._read, range(begin, count), answered), bound_s)
+            known = list(answered)
+            found += [gpu for gpu in known if gpu is not None]
+            begin, bound_s = begin + len(known) + 1, _NEXT_BOUND_S
         return found
+
+    def _read(self, indices: Iterable[int], answered: list[Optional[Gpu]]) -> None:
+        for index in indices:
+            answered.append(self._optional(partial(self._gpu, index)))
 
     def _gpu(self, index: int) -> Gpu:
         library = self._library
@@ -102,10 +155,14 @@ class _Pynvml:
     def set_compute_mode(self, gpu: Gpu, mode: str) -> None:
         library = self._library
         number = next(number for number, name in _MODES.items() if name == mode)
-        try:
+
+        def set_and_read() -> Any:
             handle = library.nvmlDeviceGetHandleByUUID(gpu.uuid)
             library.nvmlDeviceSetComputeMode(handle, number)
-            now = library.nvmlDeviceGetComputeMode(handle)
+            return library.nvmlDeviceGetComputeMode(handle)
+
+        try:
+            now = self._bounded(set_and_read)
         except library.NVMLError as error:
             raise NotInForce(f"{gpu}: compute mode {mode} was refused by NVML: {error}") from None
         if now != number:
@@ -128,7 +185,13 @@ class _Pynvml:
         )
 
     def _held_mib(self, rows_of: Callable[[Any], Any], uuid: str) -> Optional[dict[int, Optional[int]]]:
-        rows = self._optional(lambda: rows_of(self._library.nvmlDeviceGetHandleByUUID(uuid)))
+        def read() -> Any:
+            return self._optional(lambda: rows_of(self._library.nvmlDeviceGetHandleByUUID(uuid)))
+
+        try:
+            rows = self._bounded(read)
+        except Hanging:
+            return None
         if rows is None:
             return None
         return {int(row.pid): None if row.usedGpuMemory is None else int(row.usedGpuMemory) >> 20 for row in rows}
@@ -142,14 +205,19 @@ def opened() -> Iterator[Nvml]:
     """
     library = importlib.import_module("pynvml")
     try:
-        library.nvmlInit()
+        _within(library.nvmlInit, BOUND_S)
     except library.NVMLError as error:
-        raise NotReady(f"NVML does not answer: {error}; load the NVIDIA driver and look at `nvidia-smi`") from None
+        remedy = "load the NVIDIA driver and look at `nvidia-smi`"
+        if getattr(error, "value", None) == _VERSION_MISMATCH:
+            remedy = "the driver was upgraded underneath: reboot the host, or load its new modules"
+        raise NotReady(f"NVML does not answer: {error}; {remedy}") from None
+    inside = _Pynvml(library)
     try:
-        yield _Pynvml(library)
+        yield inside
     finally:
-        with suppress(library.NVMLError):
-            library.nvmlShutdown()
+        if not inside.hangs:  # else it would wait for the call that hangs
+            with suppress(library.NVMLError):
+                library.nvmlShutdown()
 
 
 class ClientMemory:

@@ -38,6 +38,9 @@ class Systemd(Protocol):
     def act(self, verb: str, units: Sequence[str] = ()) -> Optional[str]:
         """Run one verb and wait for its jobs; None on success, else systemctl's words on one line."""
 
+    def kill_main(self, unit: str) -> Optional[str]:
+        """SIGKILL for the unit's main process alone; None on success, else systemctl's words on one line."""
+
     def job(self, unit: str) -> Optional[str]:
         """The type of the unit's job in the queue: start, stop, restart …, or None."""
 
@@ -104,9 +107,16 @@ class Systemctl:
         return (Path("/etc/systemd/system") / f"{target}.wants" / unit).is_symlink()
 
     def act(self, verb: str, units: Sequence[str] = ()) -> Optional[str]:
-        # Enabling only makes links: the caller reloads systemd once for all that it changed. What the caller made
-        # inheritable is handed down: his turn lasts until the jobs have ended, should he be killed meanwhile.
-        options = ["--no-reload"] if verb == "enable" else []
+        # Enabling only makes links: the caller reloads systemd once for all that it changed.
+        return self._act(["--no-reload"] if verb == "enable" else [], verb, units)
+
+    def kill_main(self, unit: str) -> Optional[str]:
+        # The option's name before systemd 252, which later ones still know.
+        return self._act(["--kill-who=main", "--signal=SIGKILL"], "kill", [unit])
+
+    def _act(self, options: Sequence[str], verb: str, units: Sequence[str]) -> Optional[str]:
+        # What the caller made inheritable is handed down: his turn lasts until the jobs have ended, should he be killed
+        # meanwhile.
         done = self._run(
             "systemctl", "--no-ask-password", *options, verb, *units, timeout_s=self._timeout_s, hand_down=True
         )

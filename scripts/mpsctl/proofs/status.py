@@ -75,6 +75,8 @@ class Status:
     daemon_answers: bool = False
     daemon_problem: Optional[str] = None
     """why the daemon did not tell all that it was asked"""
+    silent: bool = False
+    """the daemon's process lives and was asked, and nobody answered"""
     values: list[Value] = field(default_factory=list)
     servers: list[ServerStatus] = field(default_factory=list)
     clients_unknown: bool = False
@@ -206,7 +208,9 @@ def _look_at_one(
         wished = instance.compute_mode if status.active else instance.compute_mode_when_down
         if wished is not None and device.gpu.compute_mode != wished:
             status.reload_needed = True
-            status.findings.append(f"{device}: compute mode is {device.gpu.compute_mode}, wished {wished}")
+            status.findings.append(
+                f"{device}: compute mode is {device.gpu.compute_mode or 'not told by NVML'}, wished {wished}"
+            )
     _look_at_unit(status)
     pid = int(status.unit["main_pid"])
     if pid:
@@ -299,6 +303,13 @@ def _look_at_daemon(
         if status.active and not status.drained:
             status.findings.append("the gate is closed: no client can connect (or ask as root, who sees why)")
         return
+    if procfs.state(pid) == "T":
+        status.silent = status.clients_unknown = True
+        status.daemon_problem = (
+            f"the control daemon (pid {pid}) is stopped by a signal: it answers nobody until `kill -CONT {pid}`"
+        )
+        status.findings.append(status.daemon_problem)
+        return
     try:
         _look_at_limits(world, instance, running, gpus, private, pid, memory, status)
     except MpsctlError as error:
@@ -349,7 +360,11 @@ def _look_at_limits(
     wished_of_daemon = wish.Wish.of(instance, memory_mib)
     known = record.read(world, instance.name, pid)
     wished = wish.steps(wished_of_daemon, known)
-    *shown, listed = daemon.ask([*(step.getter for step in wished), control.SERVER_LIST])
+    try:
+        *shown, listed = daemon.ask([*(step.getter for step in wished), control.SERVER_LIST])
+    except (control.NotServed, control.Unreachable):
+        status.silent = procfs.alive(pid)
+        raise
     status.values = values_of(wished, shown)
     status.daemon_answers = True
     found = control.servers(daemon, listed)

@@ -35,6 +35,7 @@ VARIABLES: Mapping[str, str] = {
     "EscapedClients": "mps_escaped_clients",
     "EscapeGraceSec": "mps_escape_grace_s",
     "DistributedJobs": "mps_distributed_jobs",
+    "UnresponsiveDaemon": "mps_unresponsive_daemon",
 }
 """The role's variable behind each key of the file."""
 
@@ -42,10 +43,11 @@ _SECTIONS: Mapping[str, Sequence[str]] = {
     "Instance": ("GPUs", "PipeDirectory", "ComputeMode", "WhenDown", "MultiUser", "ServerUser", "Group"),
     "Limits": ("DeviceMemoryLimit", "ActiveThreadPercentage", "ClientPriority"),
     "Clients": ("ExpectedClients", "EscapedClients", "EscapeGraceSec", "DistributedJobs"),
+    "Daemon": ("UnresponsiveDaemon",),
     "Timeouts": ("DriverTimeoutSec", "StopTimeoutSec"),
 }
 
-REPORT, TERMINATE = "report", "terminate"
+REPORT, TERMINATE, RESTART = "report", "terminate", "restart"
 REFUSE, WAIT = "refuse", "wait"
 
 DRAIN_TIMEOUT_S = 300
@@ -74,7 +76,8 @@ class Instance:
     multiprocessors in percent, ``client_priority`` 0 (normal) or 1 (below normal), ``expected_clients`` how
     many clients are to fit on each device. ``escaped_clients`` says what becomes of a client that shook off
     its limit: REPORT, or TERMINATE after ``escape_grace_s`` seconds; ``distributed_jobs`` what is said of ranks of a
-    distributed training run among its clients: IGNORE, WARN or FAIL. Only root and the members of ``group`` may
+    distributed training run among its clients: IGNORE, WARN or FAIL; ``unresponsive_daemon`` what becomes of a daemon
+    that answers nothing: REPORT or RESTART. Only root and the members of ``group`` may
     connect, or everyone where it is None.
     """
 
@@ -95,6 +98,7 @@ class Instance:
     escaped_clients: str = REPORT
     escape_grace_s: int = 60
     distributed_jobs: str = WARN
+    unresponsive_daemon: str = REPORT
 
     @property
     def eager_server(self) -> Optional[str]:
@@ -188,6 +192,7 @@ def from_values(values: Mapping[str, str], name: str) -> Instance:
         "escaped_clients": get("EscapedClients", check_escaped_clients),
         "escape_grace_s": get("EscapeGraceSec", check_timeout_s),
         "distributed_jobs": get("DistributedJobs", check_distributed_jobs),
+        "unresponsive_daemon": get("UnresponsiveDaemon", check_unresponsive_daemon),
     }
     given = {key: value for key, value in fields.items() if value is not None}
     instance = Instance(name=name, **given)  # type: ignore[arg-type]  # each is of its check's type
@@ -431,6 +436,13 @@ def check_distributed_jobs(text: object) -> str:
     if text in (IGNORE, WARN, FAIL):
         return str(text)
     raise BadValue(repr(text), "ignore, warn or fail", "write warn")
+
+
+def check_unresponsive_daemon(text: object) -> str:
+    """:raises BadValue: if it is neither ``report`` nor ``restart``."""
+    if text in (REPORT, RESTART):
+        return str(text)
+    raise BadValue(repr(text), "report or restart", "write report")
 
 
 def check_timeout_s(value: object) -> int:

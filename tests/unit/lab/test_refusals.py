@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from mpslab import cgroups, cli, machine, processes
+from mpslab import cgroups, cli, hosts, machine, processes
 from mpslab.errors import LabError
 from mpslab.places import Places
 
@@ -84,6 +85,24 @@ def test_wishes_that_cannot_be(
 ) -> None:
     monkeypatch.setattr(machine, "check", lambda _: None)
     assert words in refusal(capsys, "up", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(("vanish",), "vanish without an index"), (("reorder", "0"), "reorder with a GPU index")],
+)
+def test_a_fault_of_one_gpu_names_it_and_one_of_all_names_none(
+    arguments: tuple[str, ...],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    lab_directory: Path,
+) -> None:
+    monkeypatch.setattr(machine, "check", lambda _: None)
+    made = hosts.Host("lab-01", "127.77.0.11", 22, "bookworm", "550.1", "550.1", 2, "h200", (), ())
+    (lab_directory / "hosts/lab-01").mkdir(parents=True)
+    (lab_directory / "hosts/lab-01/host.json").write_text(json.dumps(asdict(made)))
+    assert words in refusal(capsys, "gpu", "lab-01", *arguments)
 
 
 def test_a_host_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

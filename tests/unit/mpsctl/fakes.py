@@ -415,6 +415,10 @@ class FakeSystemd:
             return None
         return self.carry_out(verb, name)
 
+    def kill_main(self, unit: str) -> Optional[str]:
+        self.acts.append(f"kill {unit}")
+        return self.fails.get("kill")
+
     def job(self, unit: str) -> Optional[str]:
         return self.jobs.get(unit)
 
@@ -491,6 +495,7 @@ class Host:
             "Instance": ("GPUs", "PipeDirectory", "ComputeMode", "WhenDown", "MultiUser", "ServerUser", "Group"),
             "Limits": ("DeviceMemoryLimit", "ActiveThreadPercentage", "ClientPriority"),
             "Clients": ("ExpectedClients", "EscapedClients", "EscapeGraceSec", "DistributedJobs"),
+            "Daemon": ("UnresponsiveDaemon",),
             "Timeouts": ("DriverTimeoutSec", "StopTimeoutSec"),
         }
         lines = [f"# Managed by mps-fleet: instance {name}"]

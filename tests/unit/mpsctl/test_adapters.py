@@ -6,10 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterator, Optional
 
 import pytest
 
@@ -141,6 +142,68 @@ def test_a_gpu_that_is_lost_does_not_hide_the_others(library: Pynvml, call: str)
         assert [gpu.index for gpu in opened.gpus()] == [1]
 
 
+@pytest.fixture
+def endless(library: Pynvml, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, int], None]]:
+    """Lets a call hang, of one handle or (-1) of all, until the test is over."""
+    over = threading.Event()
+    hanging: set[tuple[str, int]] = set()
+    answer = library._check
+
+    def check(name: str, handle: int) -> None:
+        if (name, handle) in hanging or (name, -1) in hanging:
+            over.wait()
+        answer(name, handle)
+
+    monkeypatch.setattr(library, "_check", check)
+    monkeypatch.setattr(nvml, "BOUND_S", 0.1)
+    monkeypatch.setattr(nvml, "_NEXT_BOUND_S", 0.1)
+    yield lambda name, handle: hanging.add((name, handle))
+    over.set()
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetComputeMode", "nvmlDeviceGetMemoryInfo"])
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_gpu_that_hangs_does_not_hide_the_others_nor_hold_the_end(
+    library: Pynvml, endless: Callable[[str, int], None], call: str, index: int
+) -> None:
+    endless(call, index)
+    with nvml.opened() as opened:
+        assert [gpu.index for gpu in opened.gpus()] == [1 - index]
+    assert library.open == 1, "it is not closed: that would wait as well"
+
+
+def test_nothing_waits_for_ever_where_all_hang(library: Pynvml, endless: Callable[[str, int], None]) -> None:
+    for call in ("ComputeMode", "MPSComputeRunningProcesses", "ComputeRunningProcesses"):
+        endless(f"nvmlDeviceGet{call}", -1)
+    with nvml.opened() as opened:
+        assert opened.gpus() == []
+        assert opened.client_memory_mib("GPU-0") is None
+        assert opened.compute_memory_mib("GPU-0") == {}
+
+
+def test_an_nvml_that_never_starts_is_not_ready(
+    library: Pynvml, endless: Callable[[str, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless("nvmlInit", 0)
+    monkeypatch.setattr(library, "nvmlInit", lambda: library._check("nvmlInit", 0), raising=False)
+    with pytest.raises(NotReady, match=r"NVML does not answer within 0\.1 s; look at dmesg"), nvml.opened():
+        pytest.fail("it was opened")
+
+
+@pytest.mark.parametrize(("number", "remedy"), [(18, "reboot the host"), (9, "load the NVIDIA driver")])
+def test_why_nvml_does_not_start_has_its_own_remedy(
+    library: Pynvml, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    def fail() -> None:
+        error = NVMLError("no")
+        error.value = number  # type: ignore[attr-defined]
+        raise error
+
+    monkeypatch.setattr(library, "nvmlInit", fail, raising=False)
+    with pytest.raises(NotReady, match=remedy), nvml.opened():
+        pytest.fail("it was opened")
+
+
 def test_mig_devices_are_those_of_the_slots_in_use(library: Pynvml) -> None:
     library.mig[1] = 1
     with nvml.opened() as opened:
@@ -254,6 +317,15 @@ def test_a_verb_that_works_has_nothing_to_say_and_one_that_fails_says_it_on_one_
     command("systemctl", 'echo "$@" >&2; echo "see the journal" >&2; [ "$2" = start ]')
     assert Systemctl().act("start", ["a.service"]) is None
     assert Systemctl().act("reload", ["a.service"]) == "--no-ask-password reload a.service see the journal"
+
+
+def test_only_the_main_process_of_a_unit_is_killed(command: Callable[[str, str], None]) -> None:
+    command(
+        "systemctl",
+        '[ "$*" = "--no-ask-password --kill-who=main --signal=SIGKILL kill a.service" ] || { echo no >&2; exit 1; }',
+    )
+    assert Systemctl().kill_main("a.service") is None
+    assert Systemctl().kill_main("b.service") == "no"
 
 
 def test_a_verb_that_fails_in_silence_says_so_itself(command: Command) -> None:

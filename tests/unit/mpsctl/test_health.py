@@ -7,9 +7,10 @@ from typing import Optional, Sequence
 
 import pytest
 
-from fakes import Clock, FakeDaemon, Host
+from fakes import Clock, FakeDaemon, Host, uuid
 from mpsctl.acts import health
 from mpsctl.acts.health import BOUND_S, INSTANCE_BOUND_S, Health
+from mpsctl.outside import daemon as control
 from mpsctl.outside.daemon import NotServed
 from mpsctl.values.errors import BadValue
 from mpsctl.values.instance import parse_conf
@@ -112,6 +113,138 @@ def test_many_daemons_that_do_not_answer_have_one_bound_together(host: Host) -> 
     assert not any(one.well for one in found)
     assert host.clock.now_s - begun_s <= BOUND_S
     assert "in time for this look; nothing was restarted" in found[-1].findings[0] or not found[-1].well
+
+
+# -- what becomes of it
+
+
+def silent(host: Host, how: str, **values: object) -> FakeDaemon:
+    """A daemon that answers nothing: stopped by a signal, frozen, or without its socket."""
+    daemon = begin(host, "0", **values)
+    if how == "stopped":
+        host.processes[daemon.pid].state = "T"
+    elif how == "frozen":
+        daemon.not_served = True
+    else:
+        daemon.unreachable = True
+    return daemon
+
+
+KILL = "kill mps-control@0.service"
+
+
+@pytest.mark.parametrize("how", ["stopped", "frozen", "without its socket"])
+def test_by_default_a_silent_daemon_is_named_at_every_look_and_left_alone(host: Host, how: str) -> None:
+    silent(host, how)
+    for _ in range(4):
+        found = look(host)
+        assert (len(found.findings), found.actions) == (1, [])
+    assert host.systemd.acts == []
+
+
+def test_a_stopped_daemon_is_named_as_such_and_nobody_waits_for_it(host: Host) -> None:
+    daemon = silent(host, "stopped")
+    daemon.before_command = lambda command: pytest.fail("it was asked")
+    assert f"`kill -CONT {daemon.pid}`" in look(host).findings[0]
+
+
+@pytest.mark.parametrize("how", ["stopped", "frozen", "without its socket"])
+def test_where_it_is_wished_a_daemon_silent_at_two_looks_in_a_row_is_ended(host: Host, how: str) -> None:
+    daemon = silent(host, how, UnresponsiveDaemon="restart")
+    begin(host, "1", UnresponsiveDaemon="restart")
+    assert "will be ended at the next look" in look(host).actions[0]
+    assert host.systemd.acts == []
+    found = look(host)
+    assert not found.well
+    assert f"(pid {daemon.pid}) was ended with SIGKILL" in found.actions[0]
+    assert host.systemd.acts == [KILL], "and its neighbour is not"
+
+
+def test_a_daemon_that_answers_in_between_begins_anew(host: Host) -> None:
+    daemon = silent(host, "frozen", UnresponsiveDaemon="restart")
+    for _ in range(3):
+        daemon.not_served = True
+        look(host)
+        daemon.not_served = False
+        assert look(host).well
+    assert host.systemd.acts == []
+
+
+def test_another_process_begins_anew(host: Host) -> None:
+    daemon = silent(host, "stopped", UnresponsiveDaemon="restart")
+    look(host)
+    host.kill(daemon.pid)
+    host.processes[host.start().pid].state = "T"
+    look(host)
+    assert host.systemd.acts == []
+
+
+def test_a_daemon_whose_session_somebody_holds_is_never_ended(host: Host) -> None:
+    silent(host, "frozen", UnresponsiveDaemon="restart")
+    host.process("nvidia-cuda-mps-control", "nvidia-cuda-mps-control", {})
+    for _ in range(4):
+        assert look(host).actions == []
+    assert host.systemd.acts == []
+
+
+def test_a_daemon_that_had_no_time_to_answer_is_never_ended(host: Host) -> None:
+    for name in range(12):
+        stop_it(host, begin(host, f"i{name}", GPUs=str(name % 4), UnresponsiveDaemon="restart"))
+    for _ in range(2):
+        found = health.health(host.world)
+    ended = [one.instance for one in found if any("SIGKILL" in line for line in one.actions)]
+    assert ended == [one.instance for one in found][: BOUND_S // INSTANCE_BOUND_S]
+
+
+def test_a_gpu_that_is_gone_ends_no_daemon(host: Host) -> None:
+    begin(host, UnresponsiveDaemon="restart")
+    host.nvml.lost = {0}
+    for _ in range(3):
+        assert not look(host).well
+    assert host.systemd.acts == []
+
+
+def test_a_daemon_that_cannot_be_ended_is_told_and_tried_again(host: Host) -> None:
+    silent(host, "stopped", UnresponsiveDaemon="restart")
+    look(host)
+    host.systemd.fails["kill"] = "Access denied"
+    assert "could not be ended: Access denied" in look(host).findings[-1]
+    del host.systemd.fails["kill"]
+    assert "was ended with SIGKILL" in look(host).actions[0]
+
+
+def test_the_memory_of_a_silent_daemon_is_gone_after_a_real_stop(host: Host) -> None:
+    daemon = silent(host, "frozen")
+    look(host)
+    assert (host.places.runtime("0") / "silent.json").exists()
+    daemon.not_served = False
+    host.stop()
+    assert not (host.places.runtime("0") / "silent.json").exists()
+
+
+# -- other daemons
+
+
+@pytest.mark.parametrize(
+    ("environment", "instances"),
+    [
+        ({}, {"0", "1"}),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, {"1"}),
+        ({"CUDA_VISIBLE_DEVICES": f"{uuid(0)}, {uuid(3)}"}, {"0"}),
+        ({"CUDA_VISIBLE_DEVICES": "2,3"}, set()),
+        ({"CUDA_VISIBLE_DEVICES": ""}, set()),
+    ],
+)
+def test_another_daemon_on_a_gpu_of_ours_is_named(host: Host, environment: dict[str, str], instances: set[str]) -> None:
+    begin(host)
+    begin(host, "1")
+    pid = host.process("nvidia-cuda-mps-control", "nvidia-cuda-mps-control -d", environment)
+    found = {one.instance: one.findings for one in health.health(host.world) if not one.well}
+    assert set(found) == instances
+    for lines in found.values():
+        assert len(lines) == 1
+        assert f"(pid {pid})" in lines[0]
+        assert "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps " in lines[0]
 
 
 # -- escapes
@@ -267,3 +400,35 @@ def test_another_policy_is_refused_by_name(line: str, variable: str) -> None:
     with pytest.raises(BadValue) as refused:
         parse_conf(f"[Instance]\nGPUs=0\nPipeDirectory=/run/nvidia-mps/0\n[Clients]\n{line}\n", "0")
     assert refused.value.variable == variable
+
+
+@pytest.mark.parametrize(
+    ("line", "policy"), [("", "report")] + [(f"UnresponsiveDaemon={p}", p) for p in ("report", "restart")]
+)
+def test_the_policy_for_a_silent_daemon_stands_in_the_instances_file(line: str, policy: str) -> None:
+    instance = parse_conf(f"[Instance]\nGPUs=0\nPipeDirectory=/run/nvidia-mps/0\n[Daemon]\n{line}\n", "0")
+    assert instance.unresponsive_daemon == policy
+
+
+@pytest.mark.parametrize("value", ["terminate", "", "Restart", "yes"])
+def test_another_policy_for_a_silent_daemon_is_refused(value: str) -> None:
+    with pytest.raises(BadValue, match="report or restart"):
+        parse_conf(f"[Instance]\nGPUs=0\nPipeDirectory=/run/nvidia-mps/0\n[Daemon]\nUnresponsiveDaemon={value}\n", "0")
+
+
+@pytest.mark.parametrize(
+    ("command", "daemons", "front_ends"),
+    [
+        ("nvidia-cuda-mps-control", 0, 1),
+        ("/usr/bin/nvidia-cuda-mps-control -f", 1, 0),
+        ("/usr/bin/nvidia-cuda-mps-control -d", 1, 0),
+        ("nvidia-cuda-mps-server", 0, 0),
+        ("/usr/sbin/nvidia-cuda-mps-server", 0, 0),
+        ("", 0, 0),
+    ],
+)
+def test_a_server_is_neither_a_daemon_nor_a_front_end(host: Host, command: str, daemons: int, front_ends: int) -> None:
+    """The kernel cuts all their names to the same 15 characters."""
+    host.process("nvidia-cuda-mps", command, {})
+    assert len(list(control.processes(front_ends=False))) == daemons
+    assert len(list(control.processes(front_ends=True))) == front_ends

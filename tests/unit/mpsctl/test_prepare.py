@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Optional
 
 import pytest
 
@@ -281,6 +282,44 @@ def test_a_crash_loop_backs_off_and_never_gives_up(host: Host) -> None:
     assert pauses == sorted(pauses)
     assert pauses[-4:] == [30, 30, 30, 30]
     assert any("in a row of a daemon that does not last: waiting 30 s" in line for line in host.said)
+
+
+@pytest.mark.parametrize("content", ["", "[Instance]\nGPUs=0\n", "[Instance", "\0" * 64, None])
+def test_a_file_that_is_refused_is_tried_with_the_same_pauses(host: Host, content: Optional[str]) -> None:
+    host.wish()
+    host.kill(host.start().pid)
+    path = host.places.conf("0")
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    pauses = []
+    for _ in range(12):
+        host.clock.slept_s.clear()
+        with pytest.raises(BadValue):
+            prepare.prepare(host.world, "0")
+        pauses.append(sum(host.clock.slept_s))
+    assert pauses == sorted(pauses)
+    assert pauses[-2:] == [30, 30]
+
+
+def test_a_file_that_is_mended_during_the_pause_counts(host: Host) -> None:
+    host.wish()
+    pauses_s(host, 8)
+    host.places.conf("0").write_text("")
+
+    def mend() -> None:
+        host.wish(GPUs="2")
+
+    host.clock.when(1, mend)
+    assert prepare.prepare(host.world, "0").devices == (host.nvml.gpu(2).uuid,)
+
+
+@pytest.mark.parametrize("name", ["../0", "", "a/b"])
+def test_nothing_is_written_for_a_name_that_no_instance_can_have(host: Host, name: str) -> None:
+    before = host.snapshot()
+    with pytest.raises(BadValue):
+        prepare.prepare(host.world, name)
+    assert host.snapshot() == before
 
 
 def test_a_single_crash_costs_no_pause(host: Host) -> None:

@@ -45,6 +45,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "on clients": ({"mps_on_clients": "kill"}, "mps_on_clients", "refuse, wait or terminate"),
     "on clients null": ({"mps_on_clients": None}, "mps_on_clients", "found null"),
     "drain timeout": ({"mps_drain_timeout_s": 0}, "mps_drain_timeout_s", "whole seconds"),
+    "silent daemon": ({"mps_unresponsive_daemon": "kill"}, "mps_unresponsive_daemon", "report or restart"),
     "timeout": ({"mps_driver_timeout_s": "soon"}, "mps_driver_timeout_s", "whole seconds"),
     "one-gpu-twice": (
         {INSTANCES: [{"name": "a", "gpus": ["0"]}, {"name": "b", "gpus": [1, 0]}]},

@@ -91,6 +91,13 @@ def test_the_policy_for_distributed_jobs_reaches_the_file(policy: str) -> None:
     assert parse_conf(_request(distributed_jobs=policy)["instance_per_gpu"], "0").distributed_jobs == policy
 
 
+@pytest.mark.parametrize("policy", ["report", "restart"])
+def test_the_policy_for_a_daemon_that_answers_nothing_reaches_the_file(policy: str) -> None:
+    assert parse_conf(_request()["instance_per_gpu"], "0").unresponsive_daemon == "report"
+    wished = _request(unresponsive_daemon=policy)["instance_per_gpu"]
+    assert parse_conf(wished, "0").unresponsive_daemon == policy
+
+
 def test_the_health_timer_is_carried_and_wished_to_run() -> None:
     found = _request()
     files = {entry["path"].rpartition("/")[2]: entry["content"] for entry in found["files"]}

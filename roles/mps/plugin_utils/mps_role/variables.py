@@ -47,6 +47,7 @@ _CHECKS: Mapping[str, Callable[[Any], object]] = {
     "on_clients": instances.check_on_clients,
     "drain_timeout_s": instances.check_timeout_s,
     "distributed_jobs": instances.check_distributed_jobs,
+    "unresponsive_daemon": instances.check_unresponsive_daemon,
 }
 """By the variable's name without the prefix, which is the name of an instance's own value as well."""
 
@@ -61,6 +62,7 @@ _MANAGED = (
     "on_clients",
     "drain_timeout_s",
     "distributed_jobs",
+    "unresponsive_daemon",
     "package",
     "serial",
 )

@@ -1,0 +1,152 @@
+"""What the tests of faults share: planting one, looking at the neighbours, and leaving the host as it was."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[3]
+
+_spec = importlib.util.spec_from_file_location("shared_with_other_scenarios", PROJECT / "molecule/tests/conftest.py")
+assert _spec is not None
+assert _spec.loader is not None
+_shared = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_shared)
+pytest_collection_finish = _shared.pytest_collection_finish
+status, ask, eventually = _shared.status, _shared.ask, _shared.eventually
+
+Status = Callable[[], dict[str, Any]]
+Lab = Callable[..., None]
+
+
+def _lab(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([PROJECT / "lab/lab", *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def name(host: Any) -> str:
+    return str(host.backend.host)
+
+
+@pytest.fixture
+def gpu(name: str) -> Lab:
+    """Does something to a simulated GPU of the host: `lab/lab gpu --help`."""
+
+    def do(act: str, *index: int) -> None:
+        done = _lab("gpu", name, act, *map(str, index))
+        assert done.returncode == 0, done.stderr
+
+    return do
+
+
+@pytest.fixture
+def driver(name: str) -> Lab:
+    """Says how the host's simulated driver behaves: `lab/lab driver --help`."""
+
+    def do(*how: str) -> None:
+        done = _lab("driver", name, *how)
+        assert done.returncode == 0, done.stderr
+
+    return do
+
+
+@pytest.fixture
+def pid(host: Any) -> Callable[[str], int]:
+    """The main process of an instance's unit, 0 where there is none."""
+    return lambda instance: int(host.run(f"systemctl show -p MainPID --value mps-control@{instance}").stdout)
+
+
+@pytest.fixture
+def daemons(host: Any) -> Callable[[], set[int]]:
+    """Every control daemon of the host, whoever started it."""
+
+    def find() -> set[int]:
+        # A front-end is the same program, without an argument.
+        seen = (
+            "cd /proc; for p in [0-9]*; do"
+            ' [ "$(readlink $p/exe)" = /usr/bin/nvidia-cuda-mps-control ] || continue;'
+            ' [ $(tr -dc "\\0" <$p/cmdline | wc -c) -lt 2 ] || echo $p; done'
+        )
+        return {int(word) for word in host.run(seen).stdout.split()}
+
+    return find
+
+
+@pytest.fixture
+def as_wished(host: Any) -> Callable[..., bool]:
+    """Whether `mpsctl status` of the named instances, or of all, ends with 0."""
+    return lambda *instances: host.run(f"mpsctl status {' '.join(instances)}").rc == 0
+
+
+@pytest.fixture
+def untouched(pid: Callable[[str], int], as_wished: Callable[..., bool]) -> Callable[..., AbstractContextManager[None]]:
+    """Whatever happens inside: these instances keep their process and stay as wished."""
+
+    @contextmanager
+    def watch(*instances: str) -> Iterator[None]:
+        before = {instance: pid(instance) for instance in instances}
+        assert 0 not in before.values()
+        yield
+        assert {instance: pid(instance) for instance in instances} == before
+        assert as_wished(*instances)
+
+    return watch
+
+
+@pytest.fixture
+def play(name: str) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`site.yml` for this host, as an operator runs it."""
+
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        command = ["ansible-playbook", "-i", "inventories/lab", "site.yml", "-l", name]
+        return subprocess.run(
+            [*command, "-e", f"@{PROJECT}/molecule/faults/vars/bounds.yml", *options],
+            cwd=PROJECT,
+            env={**os.environ, "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def reboot(host: Any, name: str, eventually: Callable[..., None]) -> Callable[[], None]:
+    """Reboot the host, and wait until its boot is over."""
+
+    def run() -> None:
+        read = "cat /proc/sys/kernel/random/boot_id"
+        before = host.run(read).stdout
+        _lab("ssh", name, "systemctl reboot")
+
+        def is_up() -> bool:
+            there = _lab("ssh", name, read)
+            return there.returncode == 0 and there.stdout != before
+
+        def is_booted() -> bool:
+            return _lab("ssh", name, "systemctl is-system-running").stdout.strip() in ("running", "degraded")
+
+        eventually("another boot", is_up)
+        eventually("the boot is over", is_booted)
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def left_as_it_was(
+    host: Any, name: str, eventually: Callable[..., None], as_wished: Callable[..., bool]
+) -> Iterator[None]:
+    """Each test begins on a host that is as wished, and is not over before it is so again."""
+    eventually("as wished before", as_wished)
+    yield
+    _lab("driver", name, "--well")
+    _lab("driver", name, "--delay=0")
+    eventually("as wished afterwards", as_wished)
+    assert host.run("mpsctl health").rc == 0
