@@ -178,7 +178,7 @@ def test_nothing_waits_for_ever_where_all_hang(library: Pynvml, endless: Callabl
     with nvml.opened() as opened:
         assert opened.gpus() == []
         assert opened.client_memory_mib("GPU-0") is None
-        assert opened.compute_memory_mib("GPU-0") == {}
+        assert opened.compute_memory_mib("GPU-0") is None
 
 
 def test_an_nvml_that_never_starts_is_not_ready(
