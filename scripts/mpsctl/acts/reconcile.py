@@ -45,6 +45,8 @@ FINGERPRINT = "# Managed by mps-fleet"
 DAEMON_PLACE = "@NVIDIA_CUDA_MPS_CONTROL@"
 """Stands in the unit's template where the path of this host's control daemon belongs."""
 
+UNIT = "mps-control@.service"
+
 USUAL_DAEMON = f"/usr/bin/{hardware.CONTROL_DAEMON}"
 """Shown where the daemon is yet to be installed."""
 
@@ -523,6 +525,12 @@ def _describe(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) ->
     if answer.missing and answer.actions:
         answer.warnings.append(
             f"{answer.missing['what']} is not installed yet: the unit is shown with its usual path {USUAL_DAEMON}"
+        )
+    if any(file.path == world.places.units / UNIT for file in plan.files) and any(
+        status.active and status.instance not in plan.waiting for status in plan.statuses.values()
+    ):
+        answer.warnings.append(
+            f"{UNIT} has changed: daemons that run take it at their next start, none is restarted for it"
         )
     answer.changed = bool(answer.actions)
     answer.instances = {i.name: plan.statuses[i.name].as_json() for i in plan.instances}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Iterable, Optional, Sequence
 
 from mpsctl.acts import compute_modes, reconcile, turn
-from mpsctl.acts.reconcile import FINGERPRINT, Answer
+from mpsctl.acts.reconcile import FINGERPRINT, UNIT, Answer
 from mpsctl.outside import files, hardware, pipe
 from mpsctl.proofs import status as proofs
 from mpsctl.proofs.status import Status
@@ -24,7 +24,6 @@ from mpsctl.values.errors import BadValue, MpsctlError, NotReady
 from mpsctl.values.gpu import EXCLUSIVE_PROCESS, Gpu
 from mpsctl.values.places import Places
 
-TEMPLATE = "mps-control@.service"
 _HELPERS = ("mps-health.timer", "mps-health.service")
 
 
@@ -96,7 +95,7 @@ def _look(world: World) -> _Found:
     statuses = {status.instance: status for status in proofs.status_of_all(world, ours)}
     for name in _enabled_without_a_file(places.units, every):
         statuses[name] = Status(name, unit={"name": f"mps-control@{name}.service", "active_state": "unknown"})
-    units = [places.units / name for name in (TEMPLATE, *_HELPERS)]
+    units = [places.units / name for name in (UNIT, *_HELPERS)]
     found = _Found(
         statuses=statuses,
         units=[path for path in units if _is_ours(path)],

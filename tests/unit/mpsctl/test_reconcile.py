@@ -691,6 +691,19 @@ def test_refuse_names_the_clients_and_does_everything_else(fleet: Fleet) -> None
     assert fleet.host.gate_is_open("a")
 
 
+@pytest.mark.parametrize(("runs", "said"), [(True, 1), (False, 0)])
+def test_a_changed_unit_is_taken_at_the_next_start_and_that_is_said(fleet: Fleet, runs: bool, said: int) -> None:
+    unit = reconcile.File(fleet.host.places.units / reconcile.UNIT, "[Service]\nExecStart=/bin/true\n")
+    confs = (("a", conf(fleet, "a", GPUs="0")),)
+    if runs:
+        reconcile.reconcile(fleet.host.world, reconcile.Request((), confs), check=False)
+    pid = fleet.host.systemd.unit("mps-control@a.service").main_pid
+    answer = reconcile.reconcile(fleet.host.world, reconcile.Request((unit,), confs), check=False)
+    assert answer.error is None
+    assert sum("take it at their next start" in line for line in answer.warnings) == said
+    assert not runs or fleet.host.systemd.unit("mps-control@a.service").main_pid == pid
+
+
 def test_a_withheld_restart_is_shown_by_status_and_taken_at_the_next_natural_one(fleet: Fleet) -> None:
     at_work(fleet, "refuse")
     answer = moved(fleet)
