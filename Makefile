@@ -40,7 +40,8 @@ lint: setup ## ruff, mypy --strict, yamllint, ansible-lint (production profile)
 
 .PHONY: unit
 unit: setup lab-parts ## unit tests, and contract tests against NVIDIA's control daemons 535, 550 and 555
-	pytest -q tests/unit tests/contract
+	pytest -q -n 2 tests/unit
+	pytest -q tests/contract
 
 .PHONY: controllers
 controllers: setup lab-parts ## whole lab hosts: the oldest and the newest Ansible; a rollout that stops; runs that are killed
