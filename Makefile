@@ -22,7 +22,9 @@ demo: setup ## set everything up, boot a small fleet with simulated GPUs, put MP
 	@scripts/demo.sh $(DEMO_HOSTS) $(DEMO_GPUS)
 
 .PHONY: test
-test: setup lint unit controllers molecule ## everything that must hold: style, units, contracts, real systemd hosts
+test: setup lint unit ## everything that must hold: style, units, contracts, real systemd hosts
+
+	@$(MAKE) -j2 --output-sync=line controllers molecule
 
 .PHONY: setup
 setup: $(VENV)/.complete ## install what the rest needs (apt packages, a Python environment in .venv)

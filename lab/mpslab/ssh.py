@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Sequence
 
@@ -46,5 +47,12 @@ def write_config(places: Places, all_hosts: Sequence[hosts.Host]) -> None:
         "    LogLevel ERROR",
         "",
     ]
-    (places.ssh / "known_hosts").write_text("".join(known))
-    config(places).write_text("\n".join(lines))
+    _replace(places.ssh / "known_hosts", "".join(known))
+    _replace(config(places), "\n".join(lines))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Whole or not at all: connections to other hosts of the lab are begun meanwhile."""
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    new.write_text(text)
+    new.rename(path)
