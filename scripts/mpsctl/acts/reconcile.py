@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from mpsctl.acts.drain import Drained
     from mpsctl.proofs.clients import Client
 
+_Held = Mapping[int, Optional[int]]
 T = TypeVar("T")
 
 FINGERPRINT = "# Managed by mps-fleet"
@@ -222,6 +223,7 @@ def _reconcile(world: World, request: Request, check: bool, program: Optional[Pa
         with world.nvml() as nvml:
             gpus = nvml.gpus()
             answer.host["driver_version"] = nvml.driver_version()
+            listed = {gpu.uuid: (nvml.compute_memory_mib(gpu.uuid), nvml.client_memory_mib(gpu.uuid)) for gpu in gpus}
     except NotReady as error:
         # Where the daemon is missing that is what matters: its package may bring the driver as well.
         answer.error = None if answer.missing else str(error)
@@ -249,12 +251,38 @@ def _reconcile(world: World, request: Request, check: bool, program: Optional[Pa
                 plan = _plan(world, request, instances, texts, gpus, program)
                 _give_up(world, [one for one in drained if one.instance in plan.waiting])
         _describe(world, plan, gpus, answer)
+        answer.warnings += _outsiders(world, plan, listed)
         if not check and answer.changed:
             carry_out = _carry_out_whole if request.atomic else _carry_out
             carry_out(world, plan, gpus, answer)
     except (MpsctlError, OSError) as error:
         answer.error = str(error)
     return answer
+
+
+def _outsiders(world: World, plan: _Plan, listed: Mapping[str, tuple[Optional[_Held], Optional[_Held]]]) -> list[str]:
+    """Who computes on a served GPU and is no client of its instance: of verify's checks what NVML tells at once."""
+    found: list[str] = []
+    for instance in plan.instances:
+        status = plan.statuses[instance.name]
+        for uuid in status.serves if status.active else ():
+            compute, clients = listed.get(uuid, (None, None))
+            if set(compute or ()) <= {*(clients or ()), *(server.pid for server in status.servers)}:
+                continue
+            from mpsctl.proofs import gpu_processes  # a host on which all is well does not pay for it
+
+            daemon = gpu_processes.OfDaemon(
+                public=Path(instance.pipe_directory),
+                devices=status.serves,
+                pid=int(status.unit["main_pid"]),
+                servers=[server.pid for server in status.servers],
+                clients=status.clients if status.daemon_answers else None,
+                top=world.places.root,
+            )
+            outside = (gpu_processes.OUTSIDE, gpu_processes.OF_ANOTHER)
+            every = gpu_processes.look(daemon, compute or {}, clients)
+            found += [f"{instance.name}: {process}" for process in every if process.kind in outside]
+    return found
 
 
 def _describe_drains(plan: _Plan, request: Request, answer: Answer) -> None:

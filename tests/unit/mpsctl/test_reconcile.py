@@ -691,6 +691,21 @@ def test_refuse_names_the_clients_and_does_everything_else(fleet: Fleet) -> None
     assert fleet.host.gate_is_open("a")
 
 
+def test_who_computes_beside_the_clients_is_named_by_every_look(fleet: Fleet) -> None:
+    confs = (("a", conf(fleet, "a", GPUs="0")),)
+    look = reconcile.Request((), confs)
+    reconcile.reconcile(fleet.host.world, look, check=False)
+    assert reconcile.reconcile(fleet.host.world, look, check=True).warnings == []
+    outside = fleet.host.client(CUDA_MPS_PIPE_DIRECTORY="/run/nowhere")
+    fleet.host.nvml.outside_mib = {uuid(0): {outside: 900}}
+    (warning,) = reconcile.reconcile(fleet.host.world, look, check=True).warnings
+    assert warning.startswith(f"a: pid {outside} (python3 serve.py, ")
+    assert "is outside MPS: " in warning
+    fleet.host.nvml.held_mib = {uuid(0): {outside: 900}}
+    fleet.host.running("a").start_server(9001, [outside])
+    assert reconcile.reconcile(fleet.host.world, look, check=True).warnings == []
+
+
 @pytest.mark.parametrize(("runs", "said"), [(True, 1), (False, 0)])
 def test_a_changed_unit_is_taken_at_the_next_start_and_that_is_said(fleet: Fleet, runs: bool, said: int) -> None:
     unit = reconcile.File(fleet.host.places.units / reconcile.UNIT, "[Service]\nExecStart=/bin/true\n")
