@@ -10,13 +10,11 @@ lost with it (error 806: driver 580, H200), and nobody new could connect anyway.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Mapping, Optional
 
 from mpsctl.acts import terminate
 from mpsctl.outside import daemon as control
 from mpsctl.outside import pipe, procfs
-from mpsctl.outside.daemon import Bounded, Daemon
 from mpsctl.proofs import status as proofs
 from mpsctl.proofs.clients import Client
 from mpsctl.proofs.status import ServerStatus, Status
@@ -100,7 +98,8 @@ def health(world: World) -> list[Health]:
     end_s = world.now_s() + BOUND_S
     for instance in active:
         whole = end_s - world.now_s() >= INSTANCE_BOUND_S
-        hurried = _hurried(world, min(end_s, world.now_s() + INSTANCE_BOUND_S))
+        pid = int(shown[instance.unit].get("MainPID") or 0)
+        hurried = world.hurried(min(end_s, world.now_s() + INSTANCE_BOUND_S), pid)
         (status,) = proofs.look(hurried, [instance], gpus, problem, shown)
         # A drain is somebody's will, and no alarm.
         found[instance.name] = Health(instance.name, [line for line in status.findings if line != status.drained])
@@ -109,13 +108,6 @@ def health(world: World) -> list[Health]:
         if whole:  # else it had no time to answer
             _look_after_silence(world, instance, status, found[instance.name])
     return [found[name] for name in sorted(found, key=configuration.natural)]
-
-
-def _hurried(world: World, end_s: float) -> World:
-    def daemon(pipe_directory: Path, lock: Optional[Path]) -> Daemon:
-        return Bounded(world.daemon(pipe_directory, lock), world.now_s, end_s)
-
-    return replace(world, daemon=daemon)
 
 
 def _look_after_silence(world: World, instance: Instance, status: Status, health_: Health) -> None:

@@ -109,4 +109,4 @@ def refuse_busy(nvml: Nvml, device: Device, daemon: Optional[Daemon]) -> None:
 
 def may_be_server(pid: int) -> bool:
     # NVML may count pids in another namespace than ours: one without a name here is none that we know.
-    return procfs.name(pid) in (hardware.SERVER[:15], "")
+    return hardware.mps_program(pid) == hardware.SERVER or not procfs.name(pid)

@@ -28,8 +28,7 @@ def doctor(world: World, options: argparse.Namespace) -> int:
         containers=_texts(options.container),
         units=_texts(options.unit),
     )
-    checks = _checks(world, question) if question.of_host or question.errors else []
-    answer = consult.consult(world, question, checks)
+    answer = consult.consult(world, question, checks(world, question))
     if options.json:
         print(json.dumps(answer.as_json(), indent=2 if sys.stdout.isatty() else None))
     else:
@@ -37,11 +36,13 @@ def doctor(world: World, options: argparse.Namespace) -> int:
     return 1 if answer.diagnoses else 0
 
 
-def _checks(world: World, question: consult.Question) -> list[Check]:
-    """What verify finds amiss; it looks at each instance in bounded time, and raises nothing."""
+def checks(world: World, question: consult.Question) -> list[Check]:
+    """Verify's checks, where the question is about the host: bounded in time, and nothing is raised."""
     from mpsctl.proofs.doctor import metal
 
-    return [] if metal.on_a_mac() else [one for _, one in verify.verify(world, question.instances).every]
+    if metal.on_a_mac() or not (question.of_host or question.errors):
+        return []
+    return [one for _, one in verify.verify(world, question.instances).every]
 
 
 def _pid(text: str) -> int:

@@ -57,12 +57,17 @@ class Daemon(Protocol):
 
 
 class Bounded:
-    """A daemon whose answers, all together, may take until ``end_s`` on the clock ``now_s``."""
+    """A daemon whose answers, all together, may take until ``end_s`` on the clock ``now_s``.
 
-    def __init__(self, daemon: Daemon, now_s: Callable[[], float], end_s: float) -> None:
-        self._daemon, self._now_s, self._end_s = daemon, now_s, end_s
+    It is not asked at all while its process ``pid``, where that is known, is stopped.
+    """
+
+    def __init__(self, daemon: Daemon, now_s: Callable[[], float], end_s: float, pid: int = 0) -> None:
+        self._daemon, self._now_s, self._end_s, self._pid = daemon, now_s, end_s, pid
 
     def ask(self, commands: Sequence[str], deadline_s: float = 10) -> list[list[str]]:
+        if procfs.stopped(self._pid):
+            raise NotServed(f"the control daemon {self._pid} is stopped (state T)")
         left_s = self._end_s - self._now_s()
         if left_s <= 0:
             raise NotServed("the control daemon did not answer in time for this look; nothing was restarted")
@@ -153,11 +158,8 @@ class FrontEnd:
 def processes(front_ends: bool) -> Iterator[int]:
     """The control daemons of this host, or the front-ends that are open: a front-end has no arguments."""
     for pid in procfs.pids():
-        if procfs.name(pid) != hardware.CONTROL_DAEMON[:15]:
-            continue
-        words = procfs.command(pid).split()
-        # The kernel cuts names to 15 characters, and to these a server has the same.
-        if words and not words[0].endswith(hardware.SERVER) and (len(words) < 2) == front_ends:
+        is_one = hardware.mps_program(pid) == hardware.CONTROL_DAEMON
+        if is_one and (len(procfs.command(pid).split()) < 2) == front_ends:
             yield pid
 
 

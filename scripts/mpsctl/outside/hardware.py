@@ -74,6 +74,21 @@ def binary(name: str) -> Optional[Path]:
     return None
 
 
+def mps_program(pid: int) -> Optional[str]:
+    """CONTROL_DAEMON or SERVER where the process runs one of them, by its command line or else its file; or None.
+
+    The kernel cuts both names to the same 15 characters (comm is ``nvidia-cuda-mps``). It is asked first all the same:
+    to read the command line of a process that hangs may hang.
+    """
+    if procfs.name(pid) != CONTROL_DAEMON[:15]:
+        return None
+    # The second word is the program where the first one is an interpreter.
+    names = [Path(word).name for word in procfs.command(pid).split()[:2]]
+    executable = procfs.executable(pid)
+    names += [] if executable is None else [executable.name.partition(" (deleted)")[0]]
+    return next((name for name in names if name in (CONTROL_DAEMON, SERVER)), None)
+
+
 def replaced(pid: int) -> Optional[str]:
     """Why a control daemon does not run the installed file, in a few words; None where it does or that cannot be told.
 

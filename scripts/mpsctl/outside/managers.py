@@ -15,7 +15,8 @@ _UNIT_DIRECTORIES = (
     "usr/lib/systemd/system",
 )
 _OURS = re.compile(r"mps-(?:control@.*|health)\.(?:service|timer)")
-_SLURM = "etc/slurm"
+_SLURM = ("etc/slurm", "etc/slurm-llnl")
+_MODE = re.compile(r"nvidia-smi\b.*(?:\s-c\b|compute)", re.IGNORECASE)
 _SCRIPT = re.compile(
     r"^\s*(?:Prolog|Epilog|PrologSlurmctld|EpilogSlurmctld|TaskProlog|TaskEpilog)\s*=\s*(\S+)", re.I | re.M
 )
@@ -27,12 +28,21 @@ _LARGEST_BYTES = 1 << 20
 def units(root: Path = Path("/")) -> dict[str, Path]:
     """The units, by name, whose files speak of NVIDIA's control daemon and are not this project's."""
     found: dict[str, Path] = {}
+    for unit, path in _unit_files(root):
+        if unit not in found and hardware.CONTROL_DAEMON in _text(path):
+            found[unit] = path
+    return found
+
+
+def _unit_files(root: Path) -> Iterator[tuple[str, Path]]:
+    """The files of others' units and drop-ins, by unit; of two files of one name systemd reads the first."""
+    seen = set()
     for directory in _UNIT_DIRECTORIES:
         for path in _files(root / directory, "*.service", "*.service.d/*.conf"):
             unit = path.parent.name[:-2] if path.parent.name.endswith(".d") else path.name
-            if not _OURS.fullmatch(unit) and unit not in found and hardware.CONTROL_DAEMON in _text(path):
-                found[unit] = path
-    return found
+            if not _OURS.fullmatch(unit) and (unit, path.name) not in seen:
+                seen.add((unit, path.name))
+                yield unit, path
 
 
 def wanted(unit: str, root: Path = Path("/")) -> bool:
@@ -44,8 +54,7 @@ def wanted(unit: str, root: Path = Path("/")) -> bool:
 def slurm(root: Path = Path("/")) -> dict[Path, str]:
     """Slurm's files that share GPUs by MPS, each with what is found there."""
     found = {}
-    configuration = root / _SLURM
-    for path in _files(configuration, "*.conf"):
+    for path in (path for name in _SLURM for path in _files(root / name, "*.conf")):
         text = _text(path)
         if _GRES.search(text):
             found[path] = "names the generic resource mps"
@@ -53,27 +62,34 @@ def slurm(root: Path = Path("/")) -> dict[Path, str]:
             for script in _files(root, match[1].lstrip("/")):
                 if hardware.CONTROL_DAEMON in _text(script):
                     found[script] = f"runs {hardware.CONTROL_DAEMON}, by {path}"
-    for script in _files(configuration, "*prolog*", "*epilog*", "*prolog*/*", "*epilog*/*"):
+    for script in _scripts(root):
         if script not in found and hardware.CONTROL_DAEMON in _text(script):
             found[script] = f"runs {hardware.CONTROL_DAEMON}"
     return found
+
+
+def texts(root: Path = Path("/")) -> dict[Path, str]:
+    """Units, cron jobs and Slurm's scripts of others that run MPS or set compute modes, each with its text."""
+    places = [path for _, path in _unit_files(root)]
+    places += [*_files(root / "etc", "crontab", "cron.d/*"), *_scripts(root)]
+    found = {path: _text(path) for path in places}
+    return {path: text for path, text in found.items() if hardware.CONTROL_DAEMON in text or _MODE.search(text)}
+
+
+def _scripts(root: Path) -> Iterator[Path]:
+    for directory in _SLURM:
+        yield from _files(root / directory, "*prolog*", "*epilog*", "*prolog*/*", "*epilog*/*")
 
 
 def kubernetes() -> dict[int, str]:
     """The processes of Kubernetes' managers of MPS, by pid, each with what it is."""
     found = {}
     for pid in procfs.pids():
-        # The kernel's name first: to read the command line of a process that hangs may hang.
-        name = procfs.name(pid)
-        if name == _DEVICE_PLUGIN[:15]:
+        if procfs.name(pid) == _DEVICE_PLUGIN[:15]:
             found[pid] = "the device plugin's mps-control-daemon"
-        elif name == hardware.CONTROL_DAEMON[:15] and procfs.container(pid) and _is_control_daemon(pid):
+        elif hardware.mps_program(pid) == hardware.CONTROL_DAEMON and procfs.container(pid):
             found[pid] = f"a control daemon in container {procfs.container(pid)}, as a DRA driver or device plugin has"
     return found
-
-
-def _is_control_daemon(pid: int) -> bool:
-    return procfs.command(pid).split(" ")[0].endswith(hardware.CONTROL_DAEMON)
 
 
 def _files(directory: Path, *patterns: str) -> Iterator[Path]:

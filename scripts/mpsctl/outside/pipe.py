@@ -19,9 +19,8 @@ from __future__ import annotations
 
 import base64
 import os
-import stat
 from pathlib import Path
-from typing import Collection, Optional
+from typing import Optional
 
 from mpsctl.outside import daemon, files, procfs
 from mpsctl.values.instance import PRIVATE_NAME_BYTES
@@ -132,23 +131,3 @@ def _served(public: Path) -> dict[int, Path]:
         if served and (Path(served) == public or public in Path(served).parents):
             found[pid] = Path(served)
     return found
-
-
-def closed_to(directory: Path, uid: int, groups: Collection[int], root: Path = Path("/")) -> Optional[tuple[Path, int]]:
-    """The first directory on the way, ``directory`` included, that a user may not enter, with its mode; or None.
-
-    ``root`` is where the user's own root directory lies, that of a container for one. A directory that is not there
-    or may not be looked at ends the look.
-    """
-    if uid == 0:
-        return None
-    for one in [*reversed(directory.parents), directory]:
-        try:
-            about = os.stat(root / one.relative_to("/"))
-        except (OSError, ValueError):
-            return None
-        mode = stat.S_IMODE(about.st_mode)
-        needed = 0o100 if about.st_uid == uid else 0o010 if about.st_gid in groups else 0o001
-        if stat.S_ISDIR(about.st_mode) and not mode & needed:
-            return one, mode
-    return None

@@ -74,6 +74,11 @@ def state(pid: int) -> str:
     return stat[0] if stat else ""
 
 
+def stopped(pid: int) -> bool:
+    """Whether a signal or a debugger stopped the process: it accepts connections and never answers."""
+    return bool(pid) and state(pid) in ("T", "t")
+
+
 def container(pid: int) -> Optional[str]:
     """The container of a process by its control group: an id or a name; None where it is in none."""
     found = _control_group(pid, _CONTAINER)

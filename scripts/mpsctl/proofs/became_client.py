@@ -125,9 +125,9 @@ class Watch:
         try:
             closed = way_in.closed_directory(self.public, me) or way_in.closed_socket(self.public, me)
         except OSError as error:
-            closed = str(error)
+            return str(error)
         if closed is not None:
-            return closed
+            return closed.line
         if not os.path.exists(socket):
             return (
                 f"no gate: {socket} does not exist, the instance lets no client in; what uses CUDA now runs outside"

@@ -149,7 +149,7 @@ def _why(world: World, pid: int) -> Optional[str]:
         return f"it has ended (zombie) and its parent, pid {parent} ({procfs.command(parent)}), has not taken note"
     if parent != 1:
         return None
-    if procfs.name(pid) == hardware.SERVER[:15]:
+    if hardware.mps_program(pid) == hardware.SERVER:
         return "an MPS server whose control daemon is gone"
     container = procfs.container(pid)
     if container is not None:

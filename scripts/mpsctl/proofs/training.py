@@ -20,6 +20,7 @@ from mpsctl.values.instance import FAIL, IGNORE
 
 JOBS, RANKS = "distributed-jobs", "nccl-ranks-on-one-gpu"
 """The names of the checks."""
+_UNSHARED = "no GPU has two ranks of one run"
 
 MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
 _NCCL = "libnccl"
@@ -73,30 +74,39 @@ def trains(pid: int, rank: Rank) -> bool:
     return rank.launcher == _TORCH or procfs.maps(pid, _NCCL)
 
 
-def look(policy: str, clients: Sequence[Client], memory_mib: Sequence[int]) -> list[Check]:
-    """The checks of one instance: that no client is a rank, and that no GPU has two of one run.
+def look(policy: str, clients: Sequence[Client], memory_mib: Sequence[int]) -> tuple[Check, Check]:
+    """The two checks of one instance: that no client is a rank, and that no GPU has two of one run.
 
-    ``policy`` is the instance's ``distributed_jobs``: nothing is said with ``ignore``, and what is found is a
+    ``policy`` is the instance's ``distributed_jobs``: nobody is looked for with ``ignore``, and what is found is a
     warning or a failure with the others. ``memory_mib`` is the memory of the instance's devices in MiB.
     """
     if policy == IGNORE:
-        return []
+        ignored = f"not looked for: mps_distributed_jobs is {IGNORE}"
+        return Check(JOBS, check.PASS, ignored), Check(RANKS, check.PASS, ignored)
     level = check.FAIL if policy == FAIL else check.WARN
     ranks = [(client, rank) for client in clients for rank in _training(client)]
+    closed = [client.pid for client in clients if procfs.environment(client.pid) is None]
     if not ranks:
-        return [Check(JOBS, check.PASS, "no rank of a distributed training run among the clients")]
+        none = "no rank of a distributed training run among the clients"
+        return _none(JOBS, none, closed), _none(RANKS, _UNSHARED, closed)
     runs = len({rank.run for _, rank in ranks})
-    found = [
-        Check(
-            JOBS,
-            level,
-            f"{_number(len(ranks), 'client')} of {_number(runs, 'distributed training run')} under MPS",
-            "no rank of a distributed training run among the clients",
-            ADVICE,
-            tuple(_line(client, rank, memory_mib) for client, rank in ranks),
-        )
-    ]
-    return found + _sharing(ranks, len(memory_mib), level)
+    jobs = Check(
+        JOBS,
+        level,
+        f"{_number(len(ranks), 'client')} of {_number(runs, 'distributed training run')} under MPS",
+        "no rank of a distributed training run among the clients",
+        ADVICE,
+        tuple(_line(client, rank, memory_mib) for client, rank in ranks),
+    )
+    return jobs, _sharing(ranks, len(memory_mib), level) or _none(RANKS, _UNSHARED, closed)
+
+
+def _none(name: str, found: str, closed: Sequence[int]) -> Check:
+    """Nothing was found; what that says where the environments of some clients could not be read."""
+    if closed:
+        why = f"the environment of pid {closed[0]} cannot be read"
+        return Check(name, check.CANNOT_TELL, why, remedy="ask as root")
+    return Check(name, check.PASS, found)
 
 
 def _training(client: Client) -> list[Rank]:
@@ -123,29 +133,30 @@ def _devices(client: Client, count: int) -> list[int]:
     return [0] if count == 1 else [ordinal for ordinal, held in enumerate(client.memory_mib) if held is not None]
 
 
-def _sharing(ranks: Sequence[tuple[Client, Rank]], devices: int, level: str) -> list[Check]:
+def _sharing(ranks: Sequence[tuple[Client, Rank]], devices: int, level: str) -> Optional[Check]:
     together: dict[tuple[int, tuple[str, ...]], list[tuple[Client, Rank]]] = {}
     for client, rank in ranks:
         for ordinal in _devices(client, devices):
             together.setdefault((ordinal, rank.run), []).append((client, rank))
-    found = []
+    levels, found, evidence = [], [], []
     for (ordinal, _), members in together.items():
-        if len({rank.number for _, rank in members}) < 2:
-            continue
-        evidence = [f"{client}: {rank}" for client, rank in members]
-        allowed = [(procfs.environment(client.pid) or {}).get(MULTI_RANK) == "1" for client, _ in members]
-        if all(allowed):
-            evidence.append(f"{MULTI_RANK}=1 is set for all of them: NCCL takes them from 2.30 on")
         numbers = sorted({rank.number for _, rank in members})
-        found.append(
-            Check(
-                RANKS,
-                check.WARN if all(allowed) else level,
-                f"ranks {', '.join(map(str, numbers))} of one run on device {ordinal}",
-                "at most one rank of a run on a GPU: NCCL ends with 'Duplicate GPU detected' (up to 2.29) or 'Multiple"
-                " Ranks are using the same GPU/Partition' (from 2.30 on)",
-                RANKS_ADVICE,
-                tuple(evidence),
-            )
-        )
-    return found
+        if len(numbers) < 2:
+            continue
+        found.append(f"ranks {', '.join(map(str, numbers))} of one run on device {ordinal}")
+        evidence += [f"{client}: {rank}" for client, rank in members]
+        allowed = all((procfs.environment(client.pid) or {}).get(MULTI_RANK) == "1" for client, _ in members)
+        if allowed:
+            evidence.append(f"{MULTI_RANK}=1 is set for all of them: NCCL takes them from 2.30 on")
+        levels.append(check.WARN if allowed else level)
+    if not found:
+        return None
+    return Check(
+        RANKS,
+        check.worst(levels),
+        "; ".join(found),
+        "at most one rank of a run on a GPU: NCCL ends with 'Duplicate GPU detected' (up to 2.29) or 'Multiple"
+        " Ranks are using the same GPU/Partition' (from 2.30 on)",
+        RANKS_ADVICE,
+        tuple(evidence),
+    )

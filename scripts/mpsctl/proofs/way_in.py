@@ -13,9 +13,11 @@ from typing import Iterable, Mapping, Optional, Sequence
 
 from mpsctl.outside import pipe, procfs
 from mpsctl.values import client_variable
+from mpsctl.values.check import Reason
 from mpsctl.values.daemon_environment import PIPE_DIRECTORY, VISIBLE_DEVICES
 
 TOP = Path("/")
+_CLOSED = "pipe-directory-closed"
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,13 @@ def wrong_variables(environment: Mapping[str, str], public: Path, devices: Seque
     """
     directory = environment.get(PIPE_DIRECTORY)
     if directory is None or os.path.normpath(directory) != str(public):
-        return f"{PIPE_DIRECTORY}={directory or '(none)'} instead of {public}"
+        return _other(directory, [public])
     if environment.get(VISIBLE_DEVICES) is not None and client_variable.visible(environment, devices) == 0:
-        return f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]}, which names no GPU of this instance"
+        return _no_gpu(environment[VISIBLE_DEVICES])
     return None
 
 
-def closed_directory(path: Path, user: User, root: Path = TOP, top: Path = TOP) -> Optional[str]:
+def closed_directory(path: Path, user: User, root: Path = TOP, top: Path = TOP) -> Optional[Reason]:
     """The first directory on the way from ``top`` to ``path`` that the user may not enter, with mode and owner.
 
     ``root`` is where the process's own file tree lies. What is not there ends the walk.
@@ -78,14 +80,15 @@ def closed_directory(path: Path, user: User, root: Path = TOP, top: Path = TOP) 
         except (FileNotFoundError, NotADirectoryError):
             return None
         if stat.S_ISDIR(about.st_mode) and not user.may(about, 1):
-            return (
+            line = (
                 f"{directory}, on the way to the pipe directory, may not be entered by {user}"
                 f" (mode {stat.S_IMODE(about.st_mode):04o}, owner {_owner(about)})"
             )
+            return Reason(_CLOSED, line, f"`chmod o+x {directory}`, and find what closed it")
     return None
 
 
-def closed_socket(public: Path, user: User, root: Path = TOP) -> Optional[str]:
+def closed_socket(public: Path, user: User, root: Path = TOP) -> Optional[Reason]:
     """Why the user may not connect to the gate's socket; None if it may, or there is none.
 
     :raises OSError: if it may not be looked at.
@@ -97,7 +100,8 @@ def closed_socket(public: Path, user: User, root: Path = TOP) -> Optional[str]:
         return None
     if user.may(about, 2):
         return None
-    return f"{user} may not connect to {socket} (mode {stat.S_IMODE(about.st_mode):04o}, owner {_owner(about)})"
+    line = f"{user} may not connect to {socket} (mode {stat.S_IMODE(about.st_mode):04o}, owner {_owner(about)})"
+    return Reason(_CLOSED, line, f"`chmod o+w {socket}`, and find what closed it")
 
 
 def absent(public: Path, root: Path) -> bool:
@@ -110,6 +114,106 @@ def absent(public: Path, root: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return True
     return False
+
+
+def obstacles(
+    pid: int,
+    environment: Mapping[str, str],
+    publics: Sequence[Path],
+    devices: Optional[Sequence[str]],
+    daemon_pid: int = 0,
+    top: Path = TOP,
+) -> list[Reason]:
+    """What keeps a process from being a client of one of the instances on ``publics``, what lies deepest first.
+
+    ``devices`` are those of its instance by UUID and ``daemon_pid`` that one's daemon, None and 0 where they are not
+    known; the way to the pipe directory begins at ``top``.
+    """
+    try:
+        first = _directory(pid, environment, publics, daemon_pid, top)
+    except OSError as error:
+        first = Reason("", f"what it sees of the pipe directory cannot be looked at ({error.strerror})")
+    found = [first] if first else []
+    chosen = environment.get(VISIBLE_DEVICES)
+    if chosen is not None and devices is not None and client_variable.visible(environment, devices) == 0:
+        found.append(Reason("visible-devices-renumbered", _no_gpu(chosen)))
+    mine, the_daemons = procfs.started_at(pid), procfs.started_at(daemon_pid) if daemon_pid else None
+    if not found and mine is not None and the_daemons is not None and mine < the_daemons:
+        line = "it was started before this daemon, and found none or lost it"
+        found.append(Reason("started-before-daemon", line))
+    return found
+
+
+def _directory(
+    pid: int, environment: Mapping[str, str], publics: Sequence[Path], daemon_pid: int, top: Path
+) -> Optional[Reason]:
+    named = environment.get(PIPE_DIRECTORY)
+    if not named:
+        return Reason("pipe-directory-missing", f"no {PIPE_DIRECTORY} in its environment")
+    seen, root = Path(os.path.normpath(named)), procfs.root(pid)
+    other = _other(named, publics) if publics and seen not in publics else None
+    try:
+        gone = absent(seen, root)
+    except OSError:
+        if other is None:
+            raise
+        return Reason("pipe-directory-wrong", other)
+    # Mounted on another place it is the same directory.
+    public = next((public for public in publics if _is_same(_below(root, seen), public)), None)
+    apart = _is_apart(pid, daemon_pid or 1)
+    if gone:
+        cause = "container-without-pipe-directory" if apart else "pipe-directory-wrong" if other else "no-daemon"
+        if other:
+            return Reason(cause, f"{other}, and that directory does not exist where it stands")
+        why = "its mount namespace does not have it: mount it" if apart else "it is not there"
+        return Reason(cause, f"{seen} does not exist where the process stands; {why}")
+    if other and public is None:
+        return Reason("pipe-directory-wrong", other)
+    if public is None and publics and apart and os.path.isdir(seen):
+        line = f"{seen} where the process stands is another directory than this host's of that name: mount this one"
+        return Reason("container-without-pipe-directory", line)
+    return _closed(pid, seen, public, root, top) or _no_socket(seen, publics, root)
+
+
+def _is_apart(pid: int, other: int) -> bool:
+    """Whether a process is known to have other mounts than another one."""
+    mine, others = procfs.namespace(pid, "mnt"), procfs.namespace(other, "mnt")
+    return procfs.container(pid) is not None or (None not in (mine, others) and mine != others)
+
+
+def _closed(pid: int, seen: Path, public: Optional[Path], root: Path, top: Path) -> Optional[Reason]:
+    user = of_process(pid)
+    if user is None:
+        return None
+    closed = closed_directory(seen, user, root, top)
+    private = pipe.behind_gate(public) if public and not closed else None
+    if private is not None:
+        # Where only a group may connect, the daemon's own directory behind the gate is closed to all others.
+        barred = closed_directory(seen / private.name, user, root, seen)
+        closed = None if barred is None else Reason("not-in-group", barred.line)
+    return closed or closed_socket(seen, user, root)
+
+
+def _no_socket(seen: Path, publics: Sequence[Path], root: Path) -> Optional[Reason]:
+    if publics or os.path.lexists(_below(root, seen / pipe.PUBLIC_NAMES[0])):
+        return None
+    return Reason("no-daemon", f"no socket `{pipe.PUBLIC_NAMES[0]}` is in {seen}")
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """Whether two paths lead to one directory, through another root or a bind mount as well."""
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+def _other(named: Optional[str], publics: Sequence[Path]) -> str:
+    return f"{PIPE_DIRECTORY}={named or '(none)'} instead of {' or '.join(map(str, publics))}"
+
+
+def _no_gpu(chosen: str) -> str:
+    return f"{VISIBLE_DEVICES}={chosen}, which names no GPU of this instance"
 
 
 def _below(root: Path, path: Path) -> Path:

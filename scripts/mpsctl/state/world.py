@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Mapping, Optional, Protocol, Sequence
 
 from mpsctl.outside import nvml
-from mpsctl.outside.daemon import Daemon, FrontEnd
+from mpsctl.outside.daemon import Bounded, Daemon, FrontEnd
 from mpsctl.outside.nvml import Nvml
 from mpsctl.outside.systemd import Systemctl, Systemd
 from mpsctl.values.places import Places
@@ -62,3 +62,7 @@ class World:
     def daemon_of(self, instance: str, pipe_directory: Path) -> Daemon:
         """The control daemon of an instance, reached in turn with our other calls."""
         return self.daemon(pipe_directory, self.places.runtime(instance) / "session.lock")
+
+    def hurried(self, end_s: float, pid: int = 0) -> World:
+        """This world, with daemons that may take until ``end_s`` on its clock; ``pid`` is as in ``Bounded``."""
+        return replace(self, daemon=lambda place, lock: Bounded(self.daemon(place, lock), self.now_s, end_s, pid))

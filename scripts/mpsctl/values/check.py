@@ -11,12 +11,27 @@ _WORST_FIRST = (FAIL, WARN, CANNOT_TELL, PASS)
 
 
 @dataclass(frozen=True)
+class Reason:
+    """Why something is amiss: ``cause`` by its name in the catalogue of `mpsctl doctor`, ``line`` is the evidence.
+
+    ``cause`` is empty where it is not known, ``remedy`` where the catalogue's own is the best there is.
+    """
+
+    cause: str
+    line: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return self.line
+
+
+@dataclass(frozen=True)
 class Check:
     """One check and its outcome.
 
     ``name`` is stable and made of words with hyphens, ``level`` one of pass, warn, fail and cannot tell. ``found`` and
     ``expected`` are one line each, ``remedy`` says what to do (empty where nothing is to be done), and ``evidence``
-    holds the lines on which it stands.
+    holds the lines on which it stands. ``reasons`` are given where they say more than the name, deepest first.
     """
 
     name: str
@@ -25,6 +40,7 @@ class Check:
     expected: str = ""
     remedy: str = ""
     evidence: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
 
 
 def worst(levels: Iterable[str]) -> str:

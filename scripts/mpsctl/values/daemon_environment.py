@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Mapping, Optional, Sequence
 
 PIPE_DIRECTORY, VISIBLE_DEVICES = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_VISIBLE_DEVICES"
+DEFAULT_PIPE_DIRECTORY = "/tmp/nvidia-mps"
+"""Where a client or daemon without the variable goes (control daemons 550, 555; NVIDIA's documentation)."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import difflib
 from typing import Mapping
 
+from mpsctl.values.check import Reason
+
 PREFIX = "CUDA_MPS_"
 THREADS, PRIORITY = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_CLIENT_PRIORITY"
 KNOWN = (
@@ -24,15 +26,16 @@ KNOWN = (
 """Of NVIDIA's documentation, up to MPS v3 (driver r615)."""
 
 
-def oddities(environment: Mapping[str, str]) -> list[str]:
-    """What is odd about the MPS variables of an environment, one line each."""
+def oddities(environment: Mapping[str, str]) -> list[Reason]:
+    """What is odd about the MPS variables of an environment."""
     found = []
     for name, value in sorted(environment.items()):
         if not name.startswith(PREFIX):
             continue
         if name not in KNOWN:
             near = difflib.get_close_matches(name, KNOWN, 1, 0.0)[0]
-            found.append(f"{name} is no variable of MPS; {near} is the nearest one")
+            line = f"{name}={value} is no variable of MPS; {near} is the nearest one"
+            found.append(Reason("misspelt-variable", line, f"did you mean {near}?"))
         if "'" in value or '"' in value:
-            found.append(f"{name}={value} has quotes inside the value")
+            found.append(Reason("quotes-in-value", f"{name}={value} has quotes inside the value"))
     return found

@@ -35,6 +35,7 @@ def host(root: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr(procfs, "started_at", lambda pid: table[pid].started_at if pid in table else None)
     monkeypatch.setattr(procfs, "name", lambda pid: table[pid].name if pid in table else "")
     monkeypatch.setattr(procfs, "command", lambda pid: table[pid].command if pid in table else "")
+    monkeypatch.setattr(procfs, "executable", lambda pid: None)
     monkeypatch.setattr(procfs, "uid", lambda pid: table[pid].uid if pid in table else None)
     monkeypatch.setattr(procfs, "environment", lambda pid: table[pid].environment if pid in table else None)
     monkeypatch.setattr(procfs, "groups", lambda pid: table[pid].gids if pid in table else ())

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import re
+import time
 from pathlib import Path
 from typing import Callable, Iterator, Optional
 
 import pytest
 
 from fakes import H200_MIB, FakeDaemon, Host, h200, uuid
-from mpsctl.outside import files, pipe, procfs, selinux
+from mpsctl.cli import doctor
+from mpsctl.outside import hardware, pipe, procfs, selinux
+from mpsctl.proofs import verify
 from mpsctl.proofs.doctor import consult, metal, of_checks
+from mpsctl.proofs.doctor import host as doctors_host
 from mpsctl.proofs.doctor.catalogue import CAUSES
 from mpsctl.proofs.doctor.consult import Answer, Question
+from mpsctl.proofs.verify import checking, client_checks, host_checks, instance_checks, look
 from mpsctl.values.check import FAIL, PASS, WARN, Check
-from mpsctl.values.errors import BadValue
+from mpsctl.values.errors import BadValue, NotReady
 
 SERVER = 9001
 
@@ -43,6 +50,7 @@ def running(host: Host) -> FakeDaemon:
     host.systemd.unit("mps-control@0.service").enabled = True
     daemon = host.start()
     daemon.start_server(host.process("nvidia-cuda-mps-server", "nvidia-cuda-mps-server", {}, 0, SERVER))
+    host.processes[SERVER].parent = daemon.pid
     host.nvml.others_mib[SERVER] = 66
     return daemon
 
@@ -60,7 +68,11 @@ def join(host: Host, daemon: FakeDaemon, held_mib: int = 600, **more: str) -> in
 
 
 def ask(host: Host, **question: object) -> Answer:
-    return consult.consult(host.world, Question(**question))  # type: ignore[arg-type]
+    """As `mpsctl doctor` does, with verify's checks."""
+    asked = Question(**question)  # type: ignore[arg-type]
+    answer = consult.consult(host.world, asked, doctor.checks(host.world, asked))
+    assert not any("stands on the checks alone" in line for line in answer.understood), answer.understood
+    return answer
 
 
 def names(host: Host, **question: object) -> list[str]:
@@ -76,9 +88,13 @@ def test_a_healthy_host_has_no_diagnosis(host: Host, running: FakeDaemon) -> Non
     assert running.setters == [command for command in running.setters if command.startswith("set_default_")]
 
 
-def test_a_host_without_instances_and_gpus_has_none(host: Host) -> None:
+@pytest.mark.parametrize(("on_bus", "found"), [(False, []), (True, ["no-driver"])])
+def test_a_host_without_instances_and_gpus(
+    host: Host, monkeypatch: pytest.MonkeyPatch, on_bus: bool, found: list[str]
+) -> None:
     host.nvml.all = []
-    assert names(host) == []
+    monkeypatch.setattr(hardware, "nvidia_on_bus", lambda: on_bus)
+    assert names(host) == found
 
 
 # -- clients that are none
@@ -102,13 +118,65 @@ def test_a_client_with_none(host: Host, running: FakeDaemon) -> None:
     assert names(host, pids=[pid])[0] == "pipe-directory-missing"
 
 
+@pytest.mark.parametrize(
+    ("environment", "cause"),
+    [
+        ({}, "pipe-directory-missing"),
+        ({"CUDA_MPS_PIPE_DIRECTORY": ""}, "pipe-directory-missing"),
+        ({"CUDA_MPS_PIPE_DIRECTORY": "/proc"}, "pipe-directory-wrong"),
+        ({"CUDA_MPS_PIPE_DIRECTORY": "/not/here"}, "pipe-directory-wrong"),
+        ({"CUDA_MPS_PIPE_DIRECTORY": "PUBLIC", "CUDA_VISIBLE_DEVICES": uuid(3)}, "visible-devices-renumbered"),
+        ({"CUDA_MPS_PIPE_DIRECTORY": "PUBLIC"}, None),
+        (None, None),
+    ],
+)
+def test_the_host_and_the_process_have_one_reason(
+    host: Host, running: FakeDaemon, environment: Optional[dict[str, str]], cause: Optional[str]
+) -> None:
+    public = f"{host.pipe_root}/0"
+    known = environment and {name: value.replace("PUBLIC", public) for name, value in environment.items()}
+    pid = outsider(host, environment if known is None else known)
+    expected = {"client-outside-mps"} | ({cause} if cause else set())
+    assert set(names(host)) == set(names(host, pids=[pid])) == expected
+    for one in ask(host).diagnoses:
+        assert any(f"pid {pid}" in line for line in one.evidence)
+
+
+def test_a_process_that_was_started_before_the_daemon(host: Host, running: FakeDaemon) -> None:
+    pid = outsider(host, variables(host))
+    host.processes[pid].started_at = 1
+    assert names(host) == ["client-outside-mps", "started-before-daemon"]
+    assert set(names(host, pids=[pid])) == {"client-outside-mps", "started-before-daemon"}
+
+
+def test_another_directory_of_the_same_name_in_a_container(
+    host: Host, running: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = host.places.root / "inside"
+    (inside / variables(host)["CUDA_MPS_PIPE_DIRECTORY"].lstrip("/")).mkdir(parents=True)
+    pid = outsider(host, variables(host))
+    monkeypatch.setattr(procfs, "container", lambda one: "0123456789abcdef" if one == pid else None)
+    monkeypatch.setattr(procfs, "root", lambda one: inside if one == pid else Path("/"))
+    assert names(host)[0] == names(host, pids=[pid])[0] == "container-without-pipe-directory"
+
+
+@pytest.mark.parametrize("state", ["Z", "D"])
+def test_a_dead_process_on_a_gpu_is_not_asked_for_its_environment(
+    host: Host, running: FakeDaemon, proc: dict[int, str], state: str
+) -> None:
+    proc[outsider(host, {})] = state
+    assert names(host) == ["zombie-client", "client-outside-mps"]
+
+
 def test_an_unprivileged_client_before_a_closed_directory(host: Host, running: FakeDaemon) -> None:
     host.places.root.chmod(0o700)
     pid = outsider(host, variables(host), uid=65_534)
     found = ask(host).diagnoses
     assert found[0].name == "pipe-directory-closed"
-    assert f"{host.places.root} has mode 0700" in " ".join(found[0].evidence)
-    assert found[0].remedy == f"`chmod o+x {host.places.root}`"
+    for who in ("every user", "user 65534"):
+        line = f"{host.places.root}, on the way to the pipe directory, may not be entered by {who} (mode 0700"
+        assert line in " ".join(found[0].evidence)
+    assert found[0].remedy.startswith(f"`chmod o+x {host.places.root}`")
     assert names(host, pids=[pid])[0] == "pipe-directory-closed"
     assert names(host, errors=["805"])[0] == "pipe-directory-closed"
 
@@ -254,6 +322,8 @@ def test_a_held_session(host: Host, running: FakeDaemon) -> None:
 
 def test_a_unit_that_does_not_run(host: Host, running: FakeDaemon) -> None:
     host.stop()
+    host.kill(SERVER)
+    del host.nvml.others_mib[SERVER]
     assert names(host) == ["unit-not-active"]
 
 
@@ -275,6 +345,45 @@ def test_a_percentage_that_leaves_the_rest_idle(host: Host, running: FakeDaemon)
     assert "percentage-caps-everyone" in names(host)
 
 
+# -- what hangs
+
+
+def test_nvml_that_hangs_is_left_behind(host: Host, running: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look, "NVML_TIMEOUT_S", 0.1)
+    host.nvml.hangs = True
+    checks = [one for _, one in verify.verify(host.world, nvml_timeout_s=0.1).every]
+    answer = consult.consult(host.world, Question(), checks)
+    assert answer.understood[0].startswith("looked at 1 instance, 0 GPUs")
+    assert answer.diagnoses[0].name == "no-driver"
+
+
+@pytest.mark.parametrize("of", ["host", "pid"])
+def test_a_process_of_which_proc_does_not_answer_is_left_behind(
+    host: Host, running: FakeDaemon, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    monkeypatch.setattr(consult, "TIMEOUT_S", 0.1)
+    pid, parent = join(host, running), os.getpid()
+    command = procfs.command
+
+    def read(one: int) -> str:
+        if one == pid and os.getpid() != parent:
+            time.sleep(3600)
+        return command(one)
+
+    monkeypatch.setattr(procfs, "command", read)
+    asked = Question() if of == "host" else Question(pids=[pid])
+    answer = consult.consult(host.world, asked, [Check("gate", FAIL, "this", "that", "do so")])
+    assert "did not answer within 0.1 s" in answer.understood[0]
+    assert [one.name for one in answer.diagnoses] == (["gate-closed"] if of == "host" else [])
+
+
+def test_a_stopped_daemon_is_never_asked(host: Host, running: FakeDaemon, proc: dict[int, str]) -> None:
+    asked = len(running.commands)
+    proc[running.pid] = "T"
+    assert not doctors_host.known(host.world, []).statuses[0].daemon_answers
+    assert len(running.commands) == asked
+
+
 # -- others on the host
 
 
@@ -286,6 +395,36 @@ def test_a_daemon_of_nobody_on_the_same_gpu(host: Host, running: FakeDaemon) -> 
     environment = {"CUDA_MPS_PIPE_DIRECTORY": str(directory), "CUDA_VISIBLE_DEVICES": "0"}
     host.process("nvidia-cuda-mps-control", "nvidia-cuda-mps-control -d", environment)
     assert names(host)[0] == "two-daemons-one-gpu"
+
+
+def test_a_daemon_of_an_instance_that_is_not_asked_about_is_not_foreign(host: Host, running: FakeDaemon) -> None:
+    host.wish("1", ComputeMode="exclusive_process")
+    host.systemd.unit("mps-control@1.service").enabled = True
+    host.start("1")
+    assert names(host, instances=["0"]) == []
+
+
+def test_without_systemd_no_daemon_is_called_foreign(
+    host: Host, running: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def show(units: list[str]) -> None:
+        raise NotReady("systemctl is not on this host")
+
+    monkeypatch.setattr(host.systemd, "show", show)
+    assert names(host) == []
+
+
+def test_a_unit_that_is_overridden_is_not_read(host: Host, running: FakeDaemon) -> None:
+    for directory, text in (
+        ("etc", "ExecStart=/bin/true"),
+        ("usr/lib", "ExecStop=/usr/bin/nvidia-cuda-mps-control quit"),
+    ):
+        path = host.places.root / directory / "systemd/system/nvidia-mps.service"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"[Service]\n{text}\n")
+    assert names(host) == []
+    (host.places.root / "etc/systemd/system/nvidia-mps.service").unlink()
+    assert names(host) == ["quit-as-argument"]
 
 
 def test_a_job_s_daemon_that_serves_one_gpu_of_four(host: Host) -> None:
@@ -330,9 +469,11 @@ def test_another_manager_s_unit_is_named_with_its_faults(host: Host, running: Fa
         "[Service]\nExecStart=/usr/bin/nvidia-cuda-mps-control -d\nRemainAfterExit=yes\nRestart=always\n"
         "Environment=CUDA_MPS_PIPE_DIRECTORY=/run/other\n"
     )
+    assert names(host) == ["active-without-daemon"]
+    host.systemd.unit("nvidia-mps.service").active_state = "active"
     found = {one.name: one for one in ask(host).diagnoses}
     assert set(found) == {"active-without-daemon", "several-managers"}
-    assert found["several-managers"].evidence == (str(path),)
+    assert str(path) in found["several-managers"].evidence[0]
 
 
 @pytest.mark.parametrize(
@@ -507,14 +648,14 @@ def test_a_file_that_may_not_be_read_is_passed_over(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("@reboot root nvidia-smi --compute-mode=3\n# nvidia-cuda-mps-control\n")
     assert names(host) != []
-    real = files.read_text
+    real = Path.open
 
-    def refuse(one: Path) -> Optional[str]:
+    def refuse(one: Path, *words: object, **more: object) -> object:
         if one == path:
             raise PermissionError(13, "Permission denied", str(one))
-        return real(one)
+        return real(one, *words, **more)  # type: ignore[call-overload]
 
-    monkeypatch.setattr(files, "read_text", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     assert names(host) == []
 
 
@@ -529,3 +670,13 @@ def test_no_torch_is_told(tmp_path: Path, program: str) -> None:
 
 def test_every_cause_of_a_check_is_in_the_catalogue() -> None:
     assert set(of_checks.CAUSES_OF_CHECKS.values()) <= set(CAUSES)
+    every = [*host_checks.CHECKS, *instance_checks.CHECKS, *client_checks.CHECKS]
+    names = {checking.name_of(one) for one in every}  # type: ignore[arg-type]
+    assert {*of_checks.CAUSES_OF_CHECKS, *of_checks.ADVICE} <= names
+
+
+def test_every_reason_that_a_proof_gives_is_in_the_catalogue() -> None:
+    sources = Path(verify.__file__).parents[2].rglob("*.py")
+    given = {cause for path in sources for cause in re.findall(r'Reason\(\s*"([a-z-]+)"', path.read_text())}
+    assert "pipe-directory-missing" in given
+    assert given <= set(CAUSES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Mapping, Optional
+from typing import Mapping, Optional, Sequence
 
 import pytest
 
@@ -37,19 +37,18 @@ def client(
     return Client(pid, 1000, "ann", "python3 train.py", None, [None] * len(held), held, 1)
 
 
-def levels(checks: list[Check]) -> dict[str, str]:
-    return {one.name: one.level for one in checks}
+def levels(checks: Sequence[Check]) -> tuple[str, ...]:
+    """Of the runs, and of two ranks on one GPU."""
+    assert [one.name for one in checks] == [training.JOBS, training.RANKS]
+    return tuple(one.level for one in checks)
 
 
 @pytest.mark.parametrize("variables", [OPEN_MPI, MPICH, SLURM], ids=["open mpi", "mpich", "slurm"])
 def test_ranks_of_mpi_are_named_only_with_nccl(host: Host, nccl: set[int], variables: dict[str, str]) -> None:
     ranks = [client(host, variables, rank) for rank in (0, 1)]
-    assert levels(training.look("fail", ranks, [H200_MIB])) == {"distributed-jobs": "pass"}
+    assert levels(training.look("fail", ranks, [H200_MIB])) == ("pass", "pass")
     nccl.update(one.pid for one in ranks)
-    assert levels(training.look("fail", ranks, [H200_MIB])) == {
-        "distributed-jobs": "fail",
-        "nccl-ranks-on-one-gpu": "fail",
-    }
+    assert levels(training.look("fail", ranks, [H200_MIB])) == ("fail", "fail")
 
 
 @pytest.mark.parametrize(("policy", "level"), [("warn", "warn"), ("fail", "fail")])
@@ -63,32 +62,43 @@ def test_two_ranks_of_torchrun_on_one_gpu(host: Host, nccl: set[int], policy: st
     assert "NCCL_MULTI_RANK_GPU_ENABLE=1" in sharing.remedy
 
 
-def test_with_the_policy_ignore_nothing_is_said(host: Host, nccl: set[int]) -> None:
-    assert training.look("ignore", [client(host, TORCHRUN, rank) for rank in (0, 1)], [H200_MIB]) == []
+def test_with_the_policy_ignore_nobody_is_looked_for(host: Host, nccl: set[int]) -> None:
+    ranks = [client(host, TORCHRUN, rank) for rank in (0, 1)]
+    assert levels(training.look("ignore", ranks, [H200_MIB])) == ("pass", "pass")
+
+
+def test_an_environment_that_may_not_be_read_is_no_pass(host: Host, nccl: set[int]) -> None:
+    one = client(host, {}, 0)
+    host.processes[one.pid].environment = None
+    assert levels(training.look("fail", [one], [H200_MIB])) == ("cannot tell", "cannot tell")
+    assert levels(training.look("fail", [one, client(host, TORCHRUN, 0)], [H200_MIB])) == ("fail", "cannot tell")
+
+
+def test_ranks_on_two_gpus_are_one_finding(host: Host, nccl: set[int]) -> None:
+    ranks = [client(host, TORCHRUN, rank, [900, 900]) for rank in (0, 1)]
+    _, sharing = training.look("fail", ranks, [H200_MIB, H200_MIB])
+    assert sharing.found == "ranks 0, 1 of one run on device 0; ranks 0, 1 of one run on device 1"
 
 
 def test_one_rank_on_each_of_two_gpus_shares_none(host: Host, nccl: set[int]) -> None:
     ranks = [client(host, TORCHRUN, 0, [900, None]), client(host, TORCHRUN, 1, [None, 900])]
-    assert levels(training.look("warn", ranks, [H200_MIB, H200_MIB])) == {"distributed-jobs": "warn"}
+    assert levels(training.look("warn", ranks, [H200_MIB, H200_MIB])) == ("warn", "pass")
 
 
 def test_ranks_of_two_runs_on_one_gpu_do_not_count_together(host: Host, nccl: set[int]) -> None:
     ranks = [client(host, {**TORCHRUN, "MASTER_PORT": port}, rank) for rank, port in enumerate(("1", "2"))]
-    (jobs,) = training.look("warn", ranks, [H200_MIB])
+    jobs, _ = training.look("warn", ranks, [H200_MIB])
     assert "2 distributed training runs" in jobs.found
 
 
 def test_where_nccl_was_told_to_take_them_it_is_no_failure(host: Host, nccl: set[int]) -> None:
     ranks = [client(host, {**TORCHRUN, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}, rank) for rank in (0, 1)]
-    assert levels(training.look("fail", ranks, [H200_MIB])) == {
-        "distributed-jobs": "fail",
-        "nccl-ranks-on-one-gpu": "warn",
-    }
+    assert levels(training.look("fail", ranks, [H200_MIB])) == ("fail", "warn")
 
 
 @pytest.mark.parametrize(("held_mib", "told"), [(int(H200_MIB * 0.8), False), (int(H200_MIB * 0.8) + 1, True)])
 def test_a_rank_above_four_fifths_of_the_card_is_told(host: Host, nccl: set[int], held_mib: int, told: bool) -> None:
-    (jobs,) = training.look("warn", [client(host, TORCHRUN, 0, [held_mib])], [H200_MIB])
+    jobs, _ = training.look("warn", [client(host, TORCHRUN, 0, [held_mib])], [H200_MIB])
     assert ("nothing left to share" in jobs.evidence[0]) == told
 
 
@@ -101,14 +111,13 @@ def test_a_rank_above_four_fifths_of_the_card_is_told(host: Host, nccl: set[int]
         {"RANK": "zero", "WORLD_SIZE": "2"},
         {"RANK": "", "WORLD_SIZE": ""},
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"},
-        None,
     ],
 )
-def test_who_is_alone_is_no_rank(host: Host, nccl: set[int], environment: Optional[dict[str, str]]) -> None:
+def test_who_is_alone_is_no_rank(host: Host, nccl: set[int], environment: dict[str, str]) -> None:
     pid = host.process("python3", "python3 serve.py", environment)
     nccl.add(pid)
     one = Client(pid, 1000, "ann", "python3 serve.py", None, [None], [1000], 1)
-    assert levels(training.look("fail", [one], [H200_MIB])) == {"distributed-jobs": "pass"}
+    assert levels(training.look("fail", [one], [H200_MIB])) == ("pass", "pass")
 
 
 CONF = "[Instance]\nGPUs=0\nPipeDirectory=/run/nvidia-mps/0\n[Clients]\n"

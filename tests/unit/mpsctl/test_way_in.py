@@ -34,8 +34,9 @@ def test_who_may_enter(root: Path, mode: int, user: User, enters: bool) -> None:
     found = way_in.closed_directory(closed / "b", user, top=root)
     assert (found is None) == enters
     if found:
-        assert found.startswith(f"{closed}, on the way")
-        assert f"mode {mode:04o}" in found
+        assert found.line.startswith(f"{closed}, on the way")
+        assert f"mode {mode:04o}" in found.line
+        assert found.remedy.startswith(f"`chmod o+x {closed}`")
 
 
 @pytest.mark.parametrize(
@@ -93,6 +94,6 @@ def test_variables_that_lead_elsewhere(environment: dict[str, str], wrong: Optio
 def test_every_known_variable_is_one_and_its_misspelling_is_led_back_to_it(name: str) -> None:
     assert mps_variables.oddities({name: "1", "PATH": "'"}) == []
     (odd,) = mps_variables.oddities({name + "S": "1"})
-    assert f"; {name} is the nearest" in odd
+    assert f"; {name} is the nearest" in str(odd)
     (odd,) = mps_variables.oddities({name: "''0=1G''"})
-    assert "quotes inside the value" in odd
+    assert "quotes inside the value" in str(odd)

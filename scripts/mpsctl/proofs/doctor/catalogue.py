@@ -131,6 +131,11 @@ CAUSES: Mapping[str, Cause] = {
         " clients of the others are told that there is none",
         "start it with the UUIDs that it is to serve; clients of other GPUs need another instance's pipe directory",
     ),
+    "started-before-daemon": Cause(
+        "the process was started before the present daemon: it found none or lost the former one, and a process that"
+        " uses CUDA outside MPS stays there",
+        "start it again",
+    ),
     "client-outside-mps": Cause(
         "the process uses the GPU and is no MPS client: it has the whole GPU and no limit",
         "start it with `mpsctl run --instance INSTANCE`, which proves that it became a client",
@@ -222,6 +227,10 @@ CAUSES: Mapping[str, Cause] = {
         "the daemon was restarting while the client connected; in that moment clients see 1, 805, 806 or 999, or run"
         " without MPS",
         "start the client again, under a supervisor that does so; `mpsctl status` shows the restarts",
+    ),
+    "server-stopped": Cause(
+        "the server is stopped (SIGSTOP, a debugger): its clients hang",
+        "let it go on (SIGCONT), and find who stopped it",
     ),
     "server-not-ready": Cause(
         "the server is starting, or recovers from a fault and waits for the old clients to end, or ends a client",

@@ -8,14 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Sequence
 
-from mpsctl.outside import hardware
-from mpsctl.proofs.doctor import containers, host, log, memory, metal, process, symptoms, units
+from mpsctl.outside import bounded, hardware, procfs
+from mpsctl.proofs.doctor import containers, host, log, memory, metal, of_checks, process, symptoms, units
 from mpsctl.proofs.doctor.diagnosis import CERTAIN, POSSIBLE, Diagnosis, in_order
 from mpsctl.state import configuration
 from mpsctl.state.world import World
 from mpsctl.values.check import Check
-from mpsctl.values.errors import BadValue
+from mpsctl.values.errors import BadValue, NotReady
 from mpsctl.values.instance import Instance
+
+TIMEOUT_S = 60.0
+"""Above the bounds inside, for NVML and each daemon: it is met only where /proc, a file system or systemd hangs."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +62,7 @@ def consult(world: World, question: Question, checks: Sequence[Check] = ()) -> A
         answer.understood.append("this is a Mac")
         found.append(metal.explain())
     elif question.of_host:
-        known = host.known(world, question.instances)
-        answer.understood.append(
-            f"looked at {_count(len(known.statuses), 'instance')}, {_count(len(known.gpus), 'GPU')}, every process on"
-            " them, logs, units and the kernel's log"
-        )
-        found += host.look(known, checks)
+        found += _host(world, question, checks, answer)
     for text in question.errors:
         found += _error(world, question, text, checks, answer)
     for name, text in question.logs:
@@ -84,6 +82,29 @@ def consult(world: World, question: Question, checks: Sequence[Check] = ()) -> A
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _host(
+    world: World, question: Question, checks: Sequence[Check], answer: Answer, out_of_memory: bool = False
+) -> list[Diagnosis]:
+    """What the checks tell, and what else is seen: looked at in a process of its own, as /proc may hang."""
+
+    def look() -> tuple[str, list[Diagnosis]]:
+        known = host.known(world, question.instances)
+        seen = f"{_count(len(known.instances), 'instance')}, {_count(len(known.gpus), 'GPU')}"
+        return seen, host.look(known, out_of_memory)
+
+    for name in question.instances:
+        configuration.load(world, name)
+    found = of_checks.diagnose_checks(checks)
+    try:
+        seen, more = bounded.call(look, TIMEOUT_S, "the look at the host")
+    except NotReady as error:
+        answer.understood.append(f"{error}; what follows stands on the checks alone")
+        return found
+    if question.of_host:
+        answer.understood.append(f"looked at {seen}, every process on them, logs, units and the kernel's log")
+    return found + more
 
 
 def _instances(world: World, names: Sequence[str]) -> list[Instance]:
@@ -117,7 +138,7 @@ def _error(world: World, question: Question, text: str, checks: Sequence[Check],
         return of_text  # nothing of NVIDIA's is to be seen here
     codes = [error.code for error in understood.errors]
     related = {name for code in codes for name in symptoms.RELATED.get(code, ())}
-    seen = host.look(host.known(world, question.instances), checks, symptoms.OUT_OF_MEMORY in codes)
+    seen = _host(world, question, checks, answer, symptoms.OUT_OF_MEMORY in codes)
     on_host = [one for one in seen if one.name in possible or one.name in related]
     if any(one.certainty == CERTAIN for one in on_host):
         # What is seen for certain leaves no room for what was only possible.
@@ -135,8 +156,21 @@ def _log(name: str, text: str, answer: Answer) -> list[Diagnosis]:
 
 
 def _process(world: World, question: Question, pid: int, answer: Answer) -> list[Diagnosis]:
-    known = host.known(world, question.instances)
-    found, about = process.look(known, pid)
+    def look() -> tuple[str, list[Diagnosis]]:
+        known = host.known(world, question.instances)
+        found, about = process.look(known, pid)
+        of_memory = memory.on_host(known.world, known.statuses, known.gpus, asked=False)
+        return about, found + [one for one in of_memory if any(f"client {pid} " in line for line in one.evidence)]
+
+    state = procfs.state(pid)
+    if not state:
+        raise BadValue(f"no process {pid}", "a process of this host", "give the host's process id, not a container's")
+    for name in question.instances:
+        configuration.load(world, name)
+    try:
+        about, found = bounded.call(look, TIMEOUT_S, f"the look at process {pid}")
+    except NotReady as error:
+        answer.understood.append(f"pid {pid}, in state {state}: {error}")
+        return []
     answer.understood.append(about)
-    of_memory = memory.on_host(world, known.statuses, known.gpus, asked=False)
-    return found + [one for one in of_memory if any(f"client {pid} " in line for line in one.evidence)]
+    return found

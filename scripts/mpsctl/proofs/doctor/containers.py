@@ -16,7 +16,7 @@ from mpsctl.outside.hardware import CONTROL_DAEMON
 from mpsctl.proofs.doctor import environment
 from mpsctl.proofs.doctor.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, diagnose
 from mpsctl.values.costs import driver_branch
-from mpsctl.values.daemon_environment import PIPE_DIRECTORY, VISIBLE_DEVICES
+from mpsctl.values.daemon_environment import DEFAULT_PIPE_DIRECTORY, PIPE_DIRECTORY, VISIBLE_DEVICES
 from mpsctl.values.errors import BadValue
 from mpsctl.values.instance import Instance
 
@@ -179,7 +179,7 @@ def _pipe(container: Container, instances: Sequence[Instance]) -> list[Diagnosis
     if CONTROL_DAEMON in container.command:
         return []  # it brings a daemon of its own
     named = container.environment.get(PIPE_DIRECTORY)
-    wanted = (named or environment.DEFAULT_DIRECTORY).rstrip("/")
+    wanted = (named or DEFAULT_PIPE_DIRECTORY).rstrip("/")
     publics = [instance.pipe_directory for instance in instances]
 
     def serves(source: str) -> bool:
@@ -190,7 +190,7 @@ def _pipe(container: Container, instances: Sequence[Instance]) -> list[Diagnosis
     pipes = {target: source for target, source in container.mounts.items() if serves(source)}
     listed = ", ".join(f"{source} on {target}" for target, source in container.mounts.items()) or "none"
     mounts = f"{container.name}: mounts: {listed}"
-    variable = f"{PIPE_DIRECTORY}={named}" if named else f"no {PIPE_DIRECTORY}, so {environment.DEFAULT_DIRECTORY}"
+    variable = f"{PIPE_DIRECTORY}={named}" if named else f"no {PIPE_DIRECTORY}, so {DEFAULT_PIPE_DIRECTORY}"
     holder = next((target for target in container.mounts if _inside(wanted, target)), None)
     found = []
     if holder is None and not pipes:

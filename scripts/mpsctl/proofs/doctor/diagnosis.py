@@ -6,9 +6,19 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Iterable, Optional
 
 from mpsctl.proofs.doctor.catalogue import CAUSES
+from mpsctl.values.check import Reason
 
 CERTAIN, LIKELY, POSSIBLE = "certain", "likely", "possible"
 _SUREST_FIRST = (CERTAIN, LIKELY, POSSIBLE)
+_AT_MOST = {
+    "foreign-daemon": POSSIBLE,
+    "no-daemon": LIKELY,
+    "persistence-off": POSSIBLE,
+    "session-held": LIKELY,
+    "started-before-daemon": LIKELY,
+    "visible-devices-renumbered": LIKELY,
+}
+"""Causes for which what proofs can see has other explanations as well."""
 MOST_EVIDENCE = 12
 """Lines of evidence that are kept for one diagnosis: a log in a loop repeats itself."""
 
@@ -34,6 +44,14 @@ def diagnose(name: str, certainty: str, *evidence: str, remedy: Optional[str] = 
     """A diagnosis with the catalogue's words; ``remedy`` where this host's own figures make a better one."""
     known = CAUSES[name]
     return Diagnosis(name, known.cause, evidence, remedy or known.remedy, certainty)
+
+
+def because(reason: Reason, certainty: str) -> Diagnosis:
+    """The diagnosis of a reason that a proof gave, at most as sure as its cause ever is by that alone."""
+    at_most = _AT_MOST.get(reason.cause, CERTAIN)
+    return diagnose(
+        reason.cause, max(certainty, at_most, key=_SUREST_FIRST.index), reason.line, remedy=reason.remedy or None
+    )
 
 
 def in_order(found: Iterable[Diagnosis]) -> list[Diagnosis]:

@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import Mapping, Optional, Sequence
 
-from mpsctl.proofs.doctor.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, diagnose
-from mpsctl.values import client_variable, fit
-from mpsctl.values.daemon_environment import PIPE_DIRECTORY
+from mpsctl.proofs.doctor.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, because, diagnose
+from mpsctl.values import client_variable, fit, mps_variables
+from mpsctl.values.daemon_environment import DEFAULT_PIPE_DIRECTORY, PIPE_DIRECTORY
 from mpsctl.values.instance import DAEMON_DIRECTORY_MAX_BYTES
-
-KNOWN = (
-    "CUDA_MPS_PIPE_DIRECTORY",
-    "CUDA_MPS_LOG_DIRECTORY",
-    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
-    "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING",
-    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
-    "CUDA_MPS_CLIENT_PRIORITY",
-    "CUDA_MPS_SM_PARTITION",
-    "CUDA_MPS_PROTOCOL_VERSION",
-)
-"""The variables of MPS in NVIDIA's documentation of driver 615."""
-
-DEFAULT_DIRECTORY = "/tmp/nvidia-mps"
 
 
 def lint(environment: Mapping[str, str], devices: Optional[Sequence[str]], of_daemon: bool = False) -> list[Diagnosis]:
     """The variables by themselves. ``devices`` are the daemon's by UUID, None where they are not known."""
-    found = []
-    for name, value in environment.items():
-        if not name.startswith("CUDA_MPS_"):
-            continue
-        if name not in KNOWN:
-            near = difflib.get_close_matches(name, KNOWN, 1)
-            meant = f"did you mean {near[0]}?" if near else None
-            found.append(diagnose("misspelt-variable", CERTAIN, f"{name}={value}", remedy=meant))
-        if re.search("[\"']", value):
-            found.append(diagnose("quotes-in-value", CERTAIN, f"{name}={value}"))
+    found = [because(odd, CERTAIN) for odd in mps_variables.oddities(environment)]
     if client_variable.VARIABLE in environment:
         found += _limit(environment, devices, of_daemon)
     if PIPE_DIRECTORY in environment:
@@ -52,7 +28,7 @@ def directory(path: str) -> list[Diagnosis]:
     if len(path.encode()) > DAEMON_DIRECTORY_MAX_BYTES:
         return [diagnose("pipe-directory-too-long", CERTAIN, f"{evidence}: {len(path.encode())} bytes")]
     clean = path.rstrip("/")
-    if clean == DEFAULT_DIRECTORY:
+    if clean == DEFAULT_PIPE_DIRECTORY:
         return [
             diagnose("default-pipe-directory", LIKELY, evidence),
             diagnose("pipe-directory-under-tmp", LIKELY, evidence),
@@ -81,6 +57,6 @@ def _limit(environment: Mapping[str, str], devices: Optional[Sequence[str]], of_
 
 def _connections(environment: Mapping[str, str]) -> list[Diagnosis]:
     text = fit.max_connections_of(environment)
-    if text is None or (text.isascii() and text.isdigit() and int(text) <= fit.DEFAULT_MAX_CONNECTIONS):
+    if not fit.lowers_cap(text):
         return []
     return [diagnose("max-connections-raised", POSSIBLE, f"{fit.MAX_CONNECTIONS}={text}")]

@@ -205,7 +205,7 @@ def _holders(device: _Device, shown: int = 8) -> list[str]:
     ranked = sorted(device.held_mib.items(), key=lambda row: -row[1])
     lines = [
         f"pid {pid} holds {mib} MiB: {procfs.command(pid) or 'command not told'}"
-        f"{'' if pid in clients or procfs.name(pid) == hardware.SERVER[:15] else ', no MPS client'}"
+        f"{'' if pid in clients or hardware.mps_program(pid) == hardware.SERVER else ', no MPS client'}"
         for pid, mib in ranked[:shown]
     ]
     rest = ranked[shown:]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Iterable, Mapping
 
 from mpsctl.proofs import training
 from mpsctl.proofs.doctor.catalogue import CAUSES
-from mpsctl.proofs.doctor.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis
-from mpsctl.values.check import FAIL, WARN, Check
+from mpsctl.proofs.doctor.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, because
+from mpsctl.values.check import FAIL, WARN, Check, Reason
 
 CAUSES_OF_CHECKS: Mapping[str, str] = {
     "gpus-answer": "no-driver",
@@ -27,30 +28,35 @@ CAUSES_OF_CHECKS: Mapping[str, str] = {
     "memory-limit": "not-as-wished",
     "thread-percentage": "not-as-wished",
     "client-priority": "not-as-wished",
-    "server-state": "client-fault",
     "server-exits": "server-crash-loop",
-    "gpu-processes": "client-outside-mps",
     "client-pids": "clients-hidden-by-pid-namespace",
-    "client-limits": "limit-over-reached",
     "client-count": "too-many-clients",
     "client-connections": "max-connections-raised",
     "waiting-clients": "waiting-behind-another-user",
     training.JOBS: "distributed-job",
     training.RANKS: "nccl-ranks-on-one-gpu",
 }
-"""The cause of the catalogue behind each check, by the check's name. A check that is not here is its own cause."""
+"""The cause of the catalogue behind each check that gives no reasons. A check that is not here is its own cause."""
+
+ADVICE = ("compute-mode", "unit-active")
+"""Checks whose warnings are advice and explain no symptom."""
 
 
 def diagnose_checks(checks: Iterable[Check]) -> list[Diagnosis]:
-    """A diagnosis for each check that failed or warns: with its own evidence, and its own remedy where it has one."""
+    """The diagnoses of each check that failed or warns: with its own evidence, and its own remedy where it has one."""
     found = []
     for one in checks:
-        if one.level not in (FAIL, WARN):
+        if one.level not in (FAIL, WARN) or (one.level == WARN and one.name in ADVICE):
             continue
         name = CAUSES_OF_CHECKS.get(one.name, one.name)
-        known = CAUSES.get(name)
-        cause = known.cause if known else f"found {one.found}, expected {one.expected}"
-        remedy = one.remedy or (known.remedy if known else "")
-        sure = CERTAIN if one.level == FAIL else LIKELY if known else POSSIBLE
-        found.append(Diagnosis(name, cause, (one.found, *one.evidence), remedy, sure))
+        sure = CERTAIN if one.level == FAIL else LIKELY
+        if one.reasons:
+            found += [because(reason, sure) for reason in one.reasons]
+        elif name in CAUSES:
+            first = because(Reason(name, one.found, one.remedy), sure)
+            found.append(replace(first, evidence=(one.found, *one.evidence)))
+        else:
+            cause = f"found {one.found}, expected {one.expected}"
+            sure = CERTAIN if one.level == FAIL else POSSIBLE
+            found.append(Diagnosis(name, cause, (one.found, *one.evidence), one.remedy, sure))
     return found

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import Iterable, Optional, Sequence
 
-from mpsctl.outside import hardware, logs, pipe, procfs
+from mpsctl.outside import hardware, logs, procfs
 from mpsctl.outside.logs import DaemonLog
+from mpsctl.proofs import way_in
 from mpsctl.proofs.doctor import environment
-from mpsctl.proofs.doctor.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, diagnose
+from mpsctl.proofs.doctor.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, because, diagnose
 from mpsctl.proofs.status import Status
+from mpsctl.proofs.verify.look import ControlDaemon
 from mpsctl.state import configuration
 from mpsctl.state.world import World
-from mpsctl.values import client_variable
-from mpsctl.values.daemon_environment import PIPE_DIRECTORY, VISIBLE_DEVICES
+from mpsctl.values.daemon_environment import PIPE_DIRECTORY
 from mpsctl.values.errors import BadValue, MpsctlError
 from mpsctl.values.gpu import EXCLUSIVE_PROCESS, Gpu
 from mpsctl.values.instance import Instance
@@ -28,12 +29,13 @@ _FEW_OPEN_FILES = 1024
 
 @dataclass(frozen=True)
 class OnHost:
-    """What is known of the host before a process is looked at."""
+    """What is known of the host before a process is looked at; ``foreign`` are the daemons of no instance."""
 
     world: World
     statuses: Sequence[Status]
     instances: Sequence[Instance]
     gpus: Sequence[Gpu]
+    foreign: Sequence[ControlDaemon] = ()
 
     def uuids(self, instance: Instance) -> Optional[list[str]]:
         """The instance's devices by UUID, or None where they are not known."""
@@ -70,12 +72,7 @@ def uses(world: World, pid: int, gpus: Sequence[Gpu]) -> Uses:
 
 
 def look(host: OnHost, pid: int) -> tuple[list[Diagnosis], str]:
-    """What is wrong with a process, and in one line what it is.
-
-    :raises BadValue: if there is no such process.
-    """
-    if not procfs.command(pid):
-        raise BadValue(f"no process {pid}", "a process of this host", "give the host's process id, not a container's")
+    """What is wrong with a process, and in one line what it is."""
     used = uses(host.world, pid, host.gpus)
     known = procfs.environment(pid)
     uid = procfs.uid(pid)
@@ -86,9 +83,9 @@ def look(host: OnHost, pid: int) -> tuple[list[Diagnosis], str]:
     instance = _instance_of(host, known or {})
     if known is not None:
         devices = None if instance is None else host.uuids(instance)
-        found += environment.lint(known, devices, of_daemon=procfs.name(pid) == hardware.CONTROL_DAEMON[:15])
-    if procfs.name(pid) not in (hardware.CONTROL_DAEMON[:15], hardware.SERVER[:15]) and not used.as_client:
-        found += why_no_client(host, pid, uid, known, instance, used)
+        found += environment.lint(known, devices, of_daemon=hardware.mps_program(pid) == hardware.CONTROL_DAEMON)
+    if hardware.mps_program(pid) is None and not used.as_client:
+        found += why_no_client(host, pid, known, instance, used)
     return found + _surroundings(pid, used), about
 
 
@@ -114,7 +111,6 @@ def _instance_of(host: OnHost, known: dict[str, str]) -> Optional[Instance]:
 def why_no_client(
     host: OnHost,
     pid: int,
-    uid: Optional[int],
     known: Optional[dict[str, str]],
     instance: Optional[Instance],
     used: Uses,
@@ -124,8 +120,7 @@ def why_no_client(
         return [diagnose("no-cuda-yet", LIKELY, f"pid {pid} has no {_LIBRARY} mapped")]
     found: list[Diagnosis] = []
     if known is not None:
-        found += _directory(host, pid, uid, known)
-        found += _devices(host, known, instance)
+        found += _obstacles(host, pid, known, instance)
     found += _unserved(host, pid, instance)
     if used.at_all:
         names = ", ".join(sorted(used.at_all))
@@ -137,57 +132,17 @@ def why_no_client(
     return found
 
 
-def _directory(host: OnHost, pid: int, uid: Optional[int], known: dict[str, str]) -> list[Diagnosis]:
-    named = known.get(PIPE_DIRECTORY)
-    publics = [instance.pipe_directory for instance in host.instances]
-    if named is None:
-        return [diagnose("pipe-directory-missing", CERTAIN, f"pid {pid}: no {PIPE_DIRECTORY} in its environment")]
-    root = procfs.root(pid)
-    evidence = f"pid {pid}: {PIPE_DIRECTORY}={named}"
-    inside = procfs.container(pid)
-    groups = procfs.groups(pid) or ()
-    closed = pipe.closed_to(Path(named), uid or 0, groups, root) if named.startswith("/") else None
-    if closed is not None:
-        where, mode = closed
-        line = f"{where} has mode {mode:04o}, and pid {pid} is of user {uid}"
-        return [diagnose("pipe-directory-closed", CERTAIN, line, evidence, remedy=f"`chmod o+x {where}`")]
-    same = [public for public in publics if _is_same(root / named.lstrip("/"), Path(public))]
-    for public in same:
-        # Where only a group may connect, the daemon's own directory behind the gate is closed to all others.
-        private = pipe.behind_gate(Path(public))
-        barred = pipe.closed_to(private, uid or 0, groups) if private else None
-        if barred is not None:
-            line = f"{barred[0]} has mode {barred[1]:04o}, and pid {pid} is of user {uid}"
-            return [diagnose("not-in-group", CERTAIN, line, evidence)]
-    if same or (not publics and os.path.lexists(root / named.lstrip("/") / pipe.PUBLIC_NAMES[0])):
-        return []
-    if not os.path.isdir(root / named.lstrip("/")) and inside:
-        mounted = sorted(procfs.mounts(pid) or {})
-        line = f"container {inside[:12]}: nothing at {named}; it has {len(mounted)} mounts"
-        return [diagnose("container-without-pipe-directory", CERTAIN, evidence, line)]
-    if publics and not same:
-        return [diagnose("pipe-directory-wrong", CERTAIN, evidence, f"the instances have {', '.join(publics)}")]
-    return [diagnose("no-daemon", LIKELY, evidence, "no socket `control` is there")]
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    """Whether two paths lead to one directory, through another root or a bind mount as well."""
-    try:
-        return os.path.samefile(one, other)
-    except OSError:
-        return False
-
-
-def _devices(host: OnHost, known: dict[str, str], instance: Optional[Instance]) -> list[Diagnosis]:
-    uuids = host.uuids(instance) if instance else None
-    chosen = known.get(VISIBLE_DEVICES)
-    if uuids is None or chosen is None or client_variable.visible(known, uuids):
-        return []
-    return [
-        diagnose(
-            "visible-devices-renumbered", LIKELY, f"{VISIBLE_DEVICES}={chosen}", f"the daemon offers {', '.join(uuids)}"
-        )
-    ]
+def _obstacles(host: OnHost, pid: int, known: dict[str, str], instance: Optional[Instance]) -> Iterable[Diagnosis]:
+    status = host.status(instance) if instance else None
+    reasons = way_in.obstacles(
+        pid,
+        known,
+        [Path(one.pipe_directory) for one in host.instances],
+        host.uuids(instance) if instance else None,
+        int(status.unit.get("main_pid") or 0) if status else 0,
+        host.world.places.root,
+    )
+    return [because(replace(reason, line=f"pid {pid}: {reason}"), CERTAIN) for reason in reasons if reason.cause]
 
 
 def _unserved(host: OnHost, pid: int, instance: Optional[Instance]) -> list[Diagnosis]:
@@ -227,7 +182,7 @@ def lines_of(world: World, status: Status) -> list[str]:
 def _surroundings(pid: int, used: Uses) -> list[Diagnosis]:
     found = []
     limit = procfs.open_files_limit(pid)
-    least = _OPEN_FILES if procfs.name(pid) in (hardware.CONTROL_DAEMON[:15], hardware.SERVER[:15]) else _FEW_OPEN_FILES
+    least = _FEW_OPEN_FILES if hardware.mps_program(pid) is None else _OPEN_FILES
     if limit is not None and limit < least:
         found.append(diagnose("open-files-limit", POSSIBLE, f"pid {pid} may have {limit} files open, expected {least}"))
     if procfs.maps_users(pid) and not used.as_client:

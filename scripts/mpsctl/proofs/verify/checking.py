@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Callable, Iterable, NamedTuple, TypeVar
 
-from mpsctl.values.check import CANNOT_TELL, FAIL, PASS, WARN, Check
+from mpsctl.values.check import CANNOT_TELL, FAIL, PASS, WARN, Check, Reason
 from mpsctl.values.errors import MpsctlError
 
 L = TypeVar("L")
@@ -18,18 +18,19 @@ class Finding(NamedTuple):
     expected: str = ""
     remedy: str = ""
     evidence: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
 
 
 def passed(found: str, *evidence: str) -> Finding:
     return Finding(PASS, found, evidence=evidence)
 
 
-def warned(found: str, expected: str, remedy: str, *evidence: str) -> Finding:
-    return Finding(WARN, found, expected, remedy, evidence)
+def warned(found: str, expected: str, remedy: str, *evidence: str, reasons: Iterable[Reason] = ()) -> Finding:
+    return Finding(WARN, found, expected, remedy, evidence, tuple(reasons))
 
 
-def failed(found: str, expected: str, remedy: str, *evidence: str) -> Finding:
-    return Finding(FAIL, found, expected, remedy, evidence)
+def failed(found: str, expected: str, remedy: str, *evidence: str, reasons: Iterable[Reason] = ()) -> Finding:
+    return Finding(FAIL, found, expected, remedy, evidence, tuple(reasons))
 
 
 def unknown(why: str, expected: str = "", remedy: str = "", *evidence: str) -> Finding:

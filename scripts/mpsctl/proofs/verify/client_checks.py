@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Callable, Iterator, Optional
+from dataclasses import replace
+from typing import Callable, Iterator, Optional, Sequence
 
 from mpsctl.outside import procfs
+from mpsctl.proofs import training
+from mpsctl.proofs.clients import Client
 from mpsctl.proofs.gpu_processes import CLIENT, OF_ANOTHER, OUTSIDE, UNKNOWN, GpuProcess
 from mpsctl.proofs.verify.checking import Finding, failed, passed, some, unknown, warned
 from mpsctl.proofs.verify.look import InstanceLook
 from mpsctl.state import fitting
 from mpsctl.values import fit, mps_variables
+from mpsctl.values.check import Reason
+from mpsctl.values.gpu import EXCLUSIVE_PROCESS
 
 
 def gpu_processes(look: InstanceLook) -> Finding:
@@ -20,19 +25,34 @@ def gpu_processes(look: InstanceLook) -> Finding:
     if not look.devices:
         return unknown(look.host.seen.problem or "the GPUs are not known")
     every = list(_processes(look))
-    strangers = [str(one) for one in every if one.kind in (OUTSIDE, OF_ANOTHER)]
+    strangers = [one for one in every if one.kind in (OUTSIDE, OF_ANOTHER)]
     if strangers:
+        lines = [str(one) for one in strangers]
         return failed(
-            some(strangers),
+            some(lines),
             "clients of this instance only",
             f"start them with the variables of `mpsctl env {look.instance.name}`, or `mpsctl run`",
-            *strangers,
+            *lines,
+            reasons=_why_strangers(look, strangers),
         )
     unclear = [str(one) for one in every if one.kind == UNKNOWN]
     if unclear:
         return unknown(some(unclear), "", "", *unclear)
     count = sum(one.kind == CLIENT for one in every)
     return passed(f"{count} clients and nobody else" if every else "nobody computes")
+
+
+def _why_strangers(look: InstanceLook, strangers: Sequence[GpuProcess]) -> list[Reason]:
+    """What lies deepest first: what kept them from MPS, then that they are outside."""
+    why = [
+        replace(reason, line=f"pid {one.pid} ({one.command}): {reason}")
+        for one in strangers
+        for reason in one.reasons
+        if reason.cause
+    ]
+    exclusive = any(device.gpu.compute_mode == EXCLUSIVE_PROCESS for device in look.devices)
+    more = "; it holds a GPU in exclusive mode, no server can have it meanwhile" if exclusive else ""
+    return why + [Reason("client-outside-mps", f"{one}{more}") for one in strangers if one.kind == OUTSIDE]
 
 
 def _processes(look: InstanceLook) -> Iterator[GpuProcess]:
@@ -69,6 +89,7 @@ def client_limits(look: InstanceLook) -> Finding:
             "each client within the limit",
             "take CUDA_MPS_PINNED_DEVICE_MEM_LIMIT out of its environment and start it anew",
             *look.status.client_findings,
+            reasons=[reason for client in look.status.connected for reason in _why_unlimited(client)],
         )
     unclear = [
         f"{one}: {one.cannot_tell}" for server in look.status.servers for one in server.clients if one.cannot_tell
@@ -76,6 +97,14 @@ def client_limits(look: InstanceLook) -> Finding:
     if unclear:
         return unknown(some(unclear), "", "", *unclear)
     return passed("every client holds its limit")
+
+
+def _why_unlimited(client: Client) -> Iterator[Reason]:
+    if client.escaped:
+        by_variable = "drops every limit" in client.escaped
+        yield Reason("limit-shaken-off" if by_variable else "limit-over-reached", f"{client}: {client.escaped}")
+    if client.unlimited:
+        yield Reason("client-without-limit", f"{client}: {client.unlimited}")
 
 
 def older_limits(look: InstanceLook) -> Finding:
@@ -124,16 +153,19 @@ def client_connections(look: InstanceLook) -> Finding:
 
 def client_variables(look: InstanceLook) -> Finding:
     """No unknown CUDA_MPS_* name and no quotes inside a value, in clients and in what stays outside (B04)."""
-    lines = []
-    for process in _processes(look):
-        odd = mps_variables.oddities(procfs.environment(process.pid) or {})
-        lines += [f"pid {process.pid} ({process.command}): {line}" for line in odd]
-    if lines:
+    odd = [
+        replace(reason, line=f"pid {process.pid} ({process.command}): {reason}")
+        for process in _processes(look)
+        for reason in mps_variables.oddities(procfs.environment(process.pid) or {})
+    ]
+    if odd:
+        lines = [reason.line for reason in odd]
         return warned(
             some(lines),
             "names that MPS knows, values without quotes",
             "correct it where the process is started",
             *lines,
+            reasons=odd,
         )
     return _unread(look) or passed("as MPS knows them")
 
@@ -148,6 +180,25 @@ def _unread(look: InstanceLook) -> Optional[Finding]:
         return unknown(look.host.seen.problem or "NVML does not list the processes")
     closed = [one.pid for one in _clients(look) if procfs.environment(one.pid) is None]
     return unknown(f"the environment of pid {closed[0]} cannot be read", remedy="ask as root") if closed else None
+
+
+def distributed_jobs(look: InstanceLook) -> Finding:
+    """No client is a rank of a distributed training run; mps_distributed_jobs says how loudly."""
+    return _of_training(look, training.JOBS)
+
+
+def nccl_ranks_on_one_gpu(look: InstanceLook) -> Finding:
+    """No GPU has two ranks of one run, which NCCL refuses with MPS as without."""
+    return _of_training(look, training.RANKS)
+
+
+def _of_training(look: InstanceLook, name: str) -> Finding:
+    if look.why_no_answer:
+        return unknown(look.why_no_answer)
+    memory_mib = [device.memory_mib for device in look.devices]
+    checks = training.look(look.instance.distributed_jobs, look.status.connected, memory_mib)
+    one = next(one for one in checks if one.name == name)
+    return Finding(one.level, one.found, one.expected, one.remedy, one.evidence)
 
 
 def waiting_clients(look: InstanceLook) -> Finding:
@@ -177,4 +228,6 @@ CHECKS: tuple[Callable[[InstanceLook], Finding], ...] = (
     client_connections,
     client_variables,
     waiting_clients,
+    distributed_jobs,
+    nccl_ranks_on_one_gpu,
 )

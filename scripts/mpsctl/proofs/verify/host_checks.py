@@ -8,7 +8,8 @@ from typing import Callable
 
 from mpsctl.outside import hardware, managers
 from mpsctl.proofs.verify.checking import Finding, failed, passed, some, unknown, warned
-from mpsctl.proofs.verify.look import DEFAULT_PIPE_DIRECTORY, HostLook
+from mpsctl.proofs.verify.look import HostLook
+from mpsctl.values.daemon_environment import DEFAULT_PIPE_DIRECTORY
 from mpsctl.values.gpu import DEFAULT
 
 _DEFAULTS = (DEFAULT_PIPE_DIRECTORY, "/run/nvidia-mps")
@@ -18,12 +19,11 @@ _RUNNING = ("active", "activating", "reloading")
 
 def gpus_answer(look: HostLook) -> Finding:
     """NVML answers in time and shows GPUs."""
-    if look.seen.problem:
-        if hardware.nvidia_on_bus():
-            return failed(look.seen.problem, "NVML that answers", "look at dmesg and nvidia-smi")
-        return unknown(f"no NVIDIA GPU is on the PCI bus; {look.seen.problem}")
-    if not look.seen.gpus_seen:
-        return failed("NVML shows no GPU", "at least one", "look at dmesg and nvidia-smi")
+    problem = look.seen.problem or (None if look.seen.gpus_seen else "NVML shows no GPU")
+    if problem and not hardware.nvidia_on_bus():
+        return unknown(f"no NVIDIA GPU is on the PCI bus; {problem}")
+    if problem:
+        return failed(problem, "NVML that answers, and at least one GPU", "look at dmesg and nvidia-smi")
     return passed(f"{len(look.seen.gpus_seen)} GPUs, driver {look.seen.driver}")
 
 
@@ -58,8 +58,7 @@ def foreign_daemons(look: HostLook) -> Finding:
     """No control daemon runs that is no instance's; one on an instance's GPU or directory fails there (B14, B15)."""
     if look.systemd_problem:
         return unknown(look.systemd_problem)
-    mine = {look.main_pid(instance) for instance in look.instances.values()}
-    foreign = [str(daemon) for daemon in look.daemons if daemon.pid not in mine]
+    foreign = [str(daemon) for daemon in look.foreign]
     if foreign:
         return warned(
             some(foreign), "daemons of instances only", "find who starts it; a converge does not touch it", *foreign

@@ -10,9 +10,10 @@ from mpsctl.outside import pipe, procfs
 from mpsctl.proofs import way_in
 from mpsctl.proofs.status import Value
 from mpsctl.proofs.verify.checking import Finding, failed, passed, some, unknown, warned
-from mpsctl.proofs.verify.look import NO_DAEMON, ControlDaemon, InstanceLook, stopped
+from mpsctl.proofs.verify.look import NO_DAEMON, ControlDaemon, InstanceLook
 from mpsctl.state import configuration
 from mpsctl.values import quantity
+from mpsctl.values.check import Reason
 from mpsctl.values.errors import BadValue
 from mpsctl.values.gpu import DEFAULT
 
@@ -102,18 +103,31 @@ def daemon_answers(look: InstanceLook) -> Finding:
     """The daemon answers within its deadline; a stopped one accepts connections and never does."""
     if not look.pid:
         return unknown(_no_daemon(look))
-    if stopped(look.pid):
+    if procfs.stopped(look.pid):
         return failed(
             f"the control daemon {look.pid} is stopped (state T)",
             "a daemon that answers",
             f"kill -CONT {look.pid}, and find who stopped it",
+            reasons=[Reason("daemon-stopped", f"the control daemon {look.pid} is stopped (state T)")],
         )
     problem = look.status.daemon_problem
     if problem:
-        return failed(problem, "an answer", f"end the session that holds it, or see journalctl -u {look.instance.unit}")
+        remedy = f"end the session that holds it, or see journalctl -u {look.instance.unit}"
+        return failed(problem, "an answer", remedy, reasons=_why_silent(problem))
     if not look.status.daemon_answers:
         return unknown("which directory it serves cannot be read", remedy="ask as root")
     return passed(f"the control daemon {look.pid} answers")
+
+
+def _why_silent(problem: str) -> list[Reason]:
+    for words, cause in (
+        ("held by", "session-held"),
+        ("no control daemon", "no-daemon"),
+        ("not answer", "daemon-stopped"),
+    ):
+        if words in problem.lower():
+            return [Reason(cause, problem)]
+    return []
 
 
 def gate(look: InstanceLook) -> Finding:
@@ -161,7 +175,7 @@ def pipe_directory_access(look: InstanceLook) -> Finding:
     if closed is None:
         closed = way_in.closed_socket(look.public, user)
     if closed:
-        return failed(closed, f"open to {user}", "chmod 0755 the directory, and find what closed it")
+        return failed(closed.line, f"open to {user}", closed.remedy)
     if not look.pid and way_in.absent(look.public, way_in.TOP):
         return unknown(_no_daemon(look))
     return passed(f"{user} may enter {look.public}")
@@ -238,10 +252,12 @@ def compute_mode(look: InstanceLook) -> Finding:
         if mode is None:
             return unknown(f"{device}: NVML does not tell its compute mode")
         if not running and mode not in (DEFAULT, wished):
+            found = f"{device} is in mode {mode} and no daemon serves it: nobody can use it, or one process alone"
             return failed(
-                f"{device} is in mode {mode} and no daemon serves it: nobody can use it, or one process alone",
+                found,
                 wished or DEFAULT,
                 f"start {instance.unit}, or nvidia-smi -i {device.gpu.index} -c DEFAULT",
+                reasons=[Reason("exclusive-without-daemon", found)],
             )
         if wished is not None and mode != wished:
             return failed(f"{device} is in mode {mode}", wished, _reload(look))
@@ -334,24 +350,25 @@ def server_state(look: InstanceLook) -> Finding:
         return unknown(look.why_no_answer)
     servers = look.status.servers
     for server in servers:
-        if stopped(server.pid):
-            return failed(
-                f"server {server.pid} is stopped (state T): its clients hang",
-                "ACTIVE",
-                f"kill -CONT {server.pid}, and find who stopped it",
-            )
+        if procfs.stopped(server.pid):
+            found = f"server {server.pid} is stopped (state T): its clients hang"
+            reasons = [Reason("server-stopped", found, f"kill -CONT {server.pid}, and find who stopped it")]
+            return failed(found, "ACTIVE", reasons[0].remedy, reasons=reasons)
         if server.state is None:
             return unknown(f"server {server.pid}: this driver's daemon does not tell its state")
         if server.state != "ACTIVE":
-            level = failed if server.state == "FAULT" else warned
+            level, cause = (failed, "client-fault") if server.state == "FAULT" else (warned, "server-not-ready")
+            found = f"server {server.pid} is in state {server.state}"
             return level(
-                f"server {server.pid} is in state {server.state}",
+                found,
                 "ACTIVE",
                 "end the clients that met the error; the server comes back by itself when they are gone",
+                reasons=[Reason(cause, found)],
             )
     wished = look.instance.eager_server
     if wished is not None and not servers:
-        return failed("no server", f"the server of user {wished}, without waiting for a client", _reload(look))
+        found, expected = "no server", f"the server of user {wished}, without waiting for a client"
+        return failed(found, expected, _reload(look), reasons=[Reason("not-as-wished", f"{found}, wished {expected}")])
     return passed(", ".join(f"server {s.pid} is {s.state}" for s in servers) or "no server yet, it comes with a client")
 
 
@@ -384,6 +401,7 @@ def server_exits(look: InstanceLook) -> Finding:
             "servers that end with 0",
             "its clients met error 806: start them anew; see dmesg and the journal for why",
             *lines[-6:],
+            reasons=[Reason("server-gone", lines[-1])],
         )
     return passed(f"{len(bad)} servers failed since the daemon's start, and another took over", *lines[-6:])
 

@@ -6,11 +6,10 @@ import os
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Callable, Iterator, Mapping, Optional, Sequence
+from typing import Iterator, Mapping, Optional, Sequence
 
 from mpsctl.outside import bounded, logs, procfs
 from mpsctl.outside import daemon as control
-from mpsctl.outside.daemon import Daemon, NotServed
 from mpsctl.outside.logs import DaemonLog
 from mpsctl.outside.nvml import Nvml
 from mpsctl.proofs import gpu_processes
@@ -27,8 +26,6 @@ from mpsctl.values.instance import Instance
 DEADLINE_S = 5.0
 """All questions to one daemon together."""
 NVML_TIMEOUT_S = 10.0
-DEFAULT_PIPE_DIRECTORY = "/tmp/nvidia-mps"
-"""Where a client or daemon without the variable goes (control daemons 550, 555; NVIDIA's documentation)."""
 NO_DAEMON = "no daemon runs"
 
 Held = dict[int, Optional[int]]
@@ -127,7 +124,7 @@ def _control_daemon(pid: int, gpus: Sequence[Gpu]) -> ControlDaemon:
     about = ControlDaemon(pid, procfs.command(pid), user, procfs.container(pid), None, None)
     if environment is None:
         return about
-    directory = Path(environment.get(daemon_environment.PIPE_DIRECTORY) or DEFAULT_PIPE_DIRECTORY)
+    directory = Path(environment.get(daemon_environment.PIPE_DIRECTORY) or daemon_environment.DEFAULT_PIPE_DIRECTORY)
     return replace(
         about, directory=directory, devices=_devices(environment, gpus), elsewhere=_elsewhere(pid, directory)
     )
@@ -172,6 +169,12 @@ class HostLook:
 
     def main_pid(self, instance: Instance) -> int:
         return int((self.shown or {}).get(instance.unit, {}).get("MainPID") or 0)
+
+    @property
+    def foreign(self) -> list[ControlDaemon]:
+        """The daemons that are no instance's."""
+        mine = {self.main_pid(instance) for instance in self.instances.values()}
+        return [daemon for daemon in self.daemons if daemon.pid not in mine]
 
     def devices(self, instance: Instance) -> tuple[Device, ...]:
         try:
@@ -231,41 +234,19 @@ def at_host(world: World, names: Sequence[str], nvml_timeout_s: float) -> HostLo
     return look
 
 
+def status_of(host: HostLook, instance: Instance) -> Status:
+    """An instance's status; its daemon is asked for at most DEADLINE_S seconds, and not at all while it is stopped."""
+    world = host.world.hurried(host.world.now_s() + DEADLINE_S, host.main_pid(instance))
+    (status,) = statuses.look(world, [instance], host.seen.gpus_seen, host.seen.problem, host.shown or {})
+    return status
+
+
 def at_instance(host: HostLook, instance: Instance) -> InstanceLook:
-    """Look at one instance; its daemon is asked for at most DEADLINE_S seconds, and not at all while it is stopped."""
-    pid = host.main_pid(instance)
-    world = replace(host.world, daemon=_hurried(host.world, pid))
-    shown = host.shown or {}
-    (status,) = statuses.look(world, [instance], host.seen.gpus_seen, host.seen.problem, shown)
-    look = InstanceLook(host, instance, status, host.devices(instance))
+    """Look at one instance."""
+    look = InstanceLook(host, instance, status_of(host, instance), host.devices(instance))
     _read_log(look)
     _list_processes(look)
     return look
-
-
-def _hurried(world: World, pid: int) -> Callable[[Path, Optional[Path]], Daemon]:
-    end_s = world.now_s() + DEADLINE_S
-    return lambda directory, lock: _Hurried(world, world.daemon(directory, lock), pid, end_s)
-
-
-@dataclass
-class _Hurried:
-    """A daemon with one deadline for all questions."""
-
-    world: World
-    daemon: Daemon
-    pid: int
-    end_s: float
-
-    def ask(self, commands: Sequence[str], deadline_s: float = 10) -> list[list[str]]:
-        if stopped(self.pid):
-            raise NotServed(f"the control daemon {self.pid} is stopped (state T)")
-        return self.daemon.ask(commands, min(deadline_s, max(0.2, self.end_s - self.world.now_s())))
-
-
-def stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal or a debugger: it accepts connections and never answers."""
-    return bool(pid) and procfs.state(pid) in ("T", "t")
 
 
 def _read_log(look: InstanceLook) -> None:
