@@ -8,6 +8,7 @@ build/gpu-report.txt, with the machine, the driver and the versions. A part that
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -45,7 +46,9 @@ def consent(host: Host) -> None:
 def bench(host: Host) -> None:
     """Through the unit's daemon, without a limit or a percentage that would take a share away."""
     converge(host, "null", "-e '{mps_active_thread_percentage: null}'", quiet=True)
-    for work, processes in SWEEPS:
+    host.run("systemctl restart mps-control@0")  # what is no longer managed stays in force until then
+    chosen = os.environ.get("GPU_SWEEPS", "").split()
+    for work, processes in [one for one in SWEEPS if not chosen or one[0] in chosen]:
         try:
             said = host.run(
                 f"mpsctl bench --instance 0 --work {work} --processes {processes} --seconds 1 --rounds 1"

@@ -555,7 +555,7 @@ def _describe(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) ->
             f"{answer.missing['what']} is not installed yet: the unit is shown with its usual path {USUAL_DAEMON}"
         )
     if any(file.path == world.places.units / UNIT for file in plan.files) and any(
-        status.active and status.instance not in plan.waiting for status in plan.statuses.values()
+        instance not in plan.to_start() and instance not in plan.to_restart() for instance in plan.instances
     ):
         answer.warnings.append(
             f"{UNIT} has changed: daemons that run take it at their next start, none is restarted for it"

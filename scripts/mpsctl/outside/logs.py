@@ -19,6 +19,7 @@ _DISCONNECTED = re.compile(r"Client process (?P<pid>\d+) disconnected")
 _PENDING = re.compile(r"NEW CLIENT (?P<pid>\d+) from user (?P<uid>\d+): .*pending list")
 _STARTING = re.compile(r"Starting new server (?P<pid>\d+) for user (?P<uid>\d+)")
 _HIDDEN = re.compile(r"NEW CLIENT 0 from user \d+")
+_FAULTED = re.compile(r"Client \{PID: (?P<pid>\d+), Context(?: ID)?: \d+\} encountered a fatal GPU error")
 _EXITED = re.compile(r"Server (?P<pid>\d+) exited with status (?P<status>-?\d+)")
 
 WANTED = "pinned memory limit|Client|NEW CLIENT|Starting new server|exited with status"
@@ -73,6 +74,10 @@ class ServerLog:
     uid: Optional[int] = None
     served: bool = False
     """whether a client ever connected"""
+    left: list[int] = field(default_factory=list)
+    """clients that were connected when it ended: one that is killed reports status 0 (driver 580, H200)"""
+    faults: list[int] = field(default_factory=list)
+    """clients that made a fatal fault, since the last one connected"""
 
 
 @dataclass
@@ -126,8 +131,14 @@ def _take(log: DaemonLog, when: str, who: str, pid: int, what: str) -> None:
         client = int(connected["pid"])
         log.waiting.pop(client, None)
         # A process connects twice, then once for each further context: the first time counts.
+        if client not in server.clients:
+            server.faults.clear()
         server.served = True
         server.clients.setdefault(client, ClientLog(client, when, dict(server.limit_bytes)))
+        return
+    faulted = _FAULTED.search(what)
+    if faulted:
+        server.faults.append(int(faulted["pid"]))
         return
     gone = _DISCONNECTED.search(what)
     if gone:
@@ -152,4 +163,5 @@ def _take_from_control(log: DaemonLog, what: str) -> None:
     if exited and int(exited["pid"]) in log.servers:
         server = log.servers[int(exited["pid"])]
         server.exit_status = int(exited["status"])
+        server.left = list(server.clients)
         server.clients.clear()

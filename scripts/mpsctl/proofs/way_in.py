@@ -130,7 +130,7 @@ def obstacles(
     known; the way to the pipe directory begins at ``top``.
     """
     try:
-        first = _directory(pid, environment, publics, daemon_pid, top)
+        first = _directory(pid, environment, publics, top)
     except OSError as error:
         first = Reason("", f"what it sees of the pipe directory cannot be looked at ({error.strerror})")
     found = [first] if first else []
@@ -144,9 +144,7 @@ def obstacles(
     return found
 
 
-def _directory(
-    pid: int, environment: Mapping[str, str], publics: Sequence[Path], daemon_pid: int, top: Path
-) -> Optional[Reason]:
+def _directory(pid: int, environment: Mapping[str, str], publics: Sequence[Path], top: Path) -> Optional[Reason]:
     named = environment.get(PIPE_DIRECTORY)
     if not named:
         return Reason("pipe-directory-missing", f"no {PIPE_DIRECTORY} in its environment")
@@ -160,9 +158,11 @@ def _directory(
         return Reason("pipe-directory-wrong", other)
     # Mounted on another place it is the same directory.
     public = next((public for public in publics if _is_same(_below(root, seen), public)), None)
-    apart = _is_apart(pid, daemon_pid or 1)
+    # Not the daemon's: its unit is sandboxed, and has mounts of its own.
+    apart = _is_apart(pid, 1)
     if gone:
-        cause = "container-without-pipe-directory" if apart else "pipe-directory-wrong" if other else "no-daemon"
+        contained = apart and (other is None or procfs.container(pid) is not None or not _is_same(root, TOP))
+        cause = "container-without-pipe-directory" if contained else "pipe-directory-wrong" if other else "no-daemon"
         if other:
             return Reason(cause, f"{other}, and that directory does not exist where it stands")
         why = "its mount namespace does not have it: mount it" if apart else "it is not there"

@@ -342,6 +342,8 @@ def test_a_percentage_that_leaves_the_rest_idle(host: Host, running: FakeDaemon)
     host.systemd.act("reload", ["mps-control@0.service"])
     running.servers[SERVER].percentage = 33.0
     join(host, running)
+    assert "percentage-caps-everyone" not in names(host), "the rest is for those that come"
+    join(host, running)
     assert "percentage-caps-everyone" in names(host)
 
 

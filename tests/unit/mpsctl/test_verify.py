@@ -11,7 +11,7 @@ from typing import Callable, Optional
 
 import pytest
 
-from fakes import FakeDaemon, Host, h200, uuid
+from fakes import H200_MIB, FakeDaemon, Host, h200, uuid
 from mpsctl.acts import apply
 from mpsctl.cli import verify as cli
 from mpsctl.outside import hardware, procfs
@@ -524,6 +524,74 @@ def test_a_process_that_was_started_before_the_daemon(live: Host) -> None:
     pid = outsider(live, CUDA_MPS_PIPE_DIRECTORY=public(live))
     live.processes[pid].started_at = 1
     assert "started before this daemon" in only(live, "gpu-processes", FAIL).found
+
+
+def test_another_directory_is_no_containers_fault_where_the_daemons_unit_is_sandboxed(live: Host) -> None:
+    """The unit's sandbox gives the daemon mounts of its own, which say nothing of the process."""
+    live.processes[live.running().pid].mounts = 3
+    outsider(live, CUDA_MPS_PIPE_DIRECTORY="/run/nowhere")
+    check = only(live, "gpu-processes", FAIL)
+    assert [reason.cause for reason in check.reasons][:1] == ["pipe-directory-wrong"]
+
+
+def test_a_server_that_ended_under_its_clients(live: Host) -> None:
+    """A server that was killed reports status 0 as well."""
+    daemon = live.running()
+    (client,) = daemon.servers.pop(SERVER).clients
+    daemon.write("Control", daemon.pid, f"Server {SERVER} exited with status 0")
+    live.processes.pop(SERVER)
+    live.nvml.outside_mib[uuid(0)].pop(SERVER)
+    assert live.nvml.held_mib is not None
+    live.nvml.held_mib.clear()
+    check = only(live, "server-exits", WARN)
+    assert check.found == f"server {SERVER} ended under 1 clients (pid {client})"
+    assert [reason.cause for reason in check.reasons] == ["server-gone"]
+    serve(live, daemon, clients=0)
+    assert amiss(verify(live)) == {}, "another took over"
+
+
+def test_a_server_whose_clients_had_left_ended_well(live: Host) -> None:
+    daemon = live.running()
+    (client,) = daemon.servers[SERVER].clients
+    daemon.leave(SERVER, client)
+    daemon.servers.pop(SERVER)
+    daemon.write("Control", daemon.pid, f"Server {SERVER} exited with status 0")
+    live.nvml.outside_mib[uuid(0)].pop(SERVER)
+    assert live.nvml.held_mib is not None
+    live.nvml.held_mib.clear()
+    assert amiss(verify(live)) == {}
+
+
+def test_a_fatal_fault_of_a_client_is_named_until_others_have_come(live: Host) -> None:
+    daemon = live.running()
+    (client,) = daemon.servers[SERVER].clients
+    daemon.write("Server", SERVER, f"Client {{PID: {client}, Context: 1}} encountered a fatal GPU error.")
+    check = only(live, "client-faults", WARN)
+    assert check.found.startswith(f"client {client} made a fatal fault on server {SERVER}")
+    connect(live, daemon)
+    assert amiss(verify(live)) == {}
+
+
+@pytest.mark.parametrize(("held_mib", "level"), [(4098, WARN), (4081, WARN), (4080, PASS), (600, PASS)])
+def test_a_client_that_has_used_up_its_limit(live: Host, held_mib: int, level: str) -> None:
+    (client,) = live.running().servers[SERVER].clients
+    assert live.nvml.held_mib is not None
+    live.nvml.held_mib[uuid(0)][client] = held_mib
+    found = {one.name: one for one in verify(live).instances["0"]}["client-memory"]
+    assert found.level == level
+    assert level == PASS or f"holds {held_mib} MiB of its limit of 4096 MiB" in found.found
+
+
+@pytest.mark.parametrize(("left_mib", "level"), [(15, WARN), (5000, PASS)])
+def test_a_card_on_which_no_more_context_fits(live: Host, left_mib: int, level: str) -> None:
+    (client,) = live.running().servers[SERVER].clients
+    outsider(live, CUDA_MPS_PIPE_DIRECTORY="/run/nowhere")
+    assert live.nvml.held_mib is not None
+    others = sum(mib or 0 for mib in live.nvml.outside_mib[uuid(0)].values())
+    live.nvml.held_mib[uuid(0)][client] = H200_MIB - others - left_mib
+    found = {one.name: one for one in verify(live).instances["0"]}["gpu-memory"]
+    assert found.level == level
+    assert f"{left_mib} of {H200_MIB} MiB" in found.found
 
 
 def test_a_container_without_the_directory_mounted(live: Host, tmp_path: Path) -> None:

@@ -67,10 +67,14 @@ def _last_words(world: World, status: Status) -> list[str]:
         return []
 
 
+_SEVERAL = 2
+"""One client at less than the whole is what a percentage is for: the rest is for those that come."""
+
+
 def _percentage(host: OnHost, status: Status) -> list[Diagnosis]:
     instance = _of(host, status)
     clients = sum(len(server.clients) for server in status.servers)
-    if instance is None or instance.thread_percentage is None or not clients:
+    if instance is None or instance.thread_percentage is None or clients < _SEVERAL:
         return []
     together = instance.thread_percentage * clients
     if instance.thread_percentage == 100 or together >= 100:

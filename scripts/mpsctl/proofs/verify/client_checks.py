@@ -11,10 +11,13 @@ from mpsctl.proofs.clients import Client
 from mpsctl.proofs.gpu_processes import CLIENT, OF_ANOTHER, OUTSIDE, UNKNOWN, GpuProcess
 from mpsctl.proofs.verify.checking import Finding, failed, passed, some, unknown, warned
 from mpsctl.proofs.verify.look import InstanceLook
-from mpsctl.state import fitting
+from mpsctl.state import fitting, measured
 from mpsctl.values import fit, mps_variables
 from mpsctl.values.check import Reason
 from mpsctl.values.gpu import EXCLUSIVE_PROCESS
+
+_SPARE_MIB = 16
+"""A client this near its limit has used it up: NVML counts in whole MiB, and an allocation takes 2 MiB at least."""
 
 
 def gpu_processes(look: InstanceLook) -> Finding:
@@ -139,6 +142,51 @@ def client_count(look: InstanceLook) -> Finding:
     return passed(fullest)
 
 
+def client_memory(look: InstanceLook) -> Finding:
+    """No client has used up its own limit: its next allocation fails with error 2."""
+    if look.why_no_answer:
+        return unknown(look.why_no_answer)
+    lines = [
+        f"{client} holds {held} MiB of its limit of {limit} MiB on device {ordinal}"
+        for client in look.status.connected
+        for ordinal, (held, limit) in enumerate(zip(client.memory_mib, client.limits_mib))
+        if held is not None and limit is not None and held > limit - _SPARE_MIB
+    ]
+    if lines:
+        return warned(
+            some(lines),
+            f"{_SPARE_MIB} MiB to spare",
+            "raise mps_device_memory_limit, or let it take less: frameworks keep what they once had",
+            *lines,
+            reasons=[Reason("own-limit-reached", line) for line in lines],
+        )
+    return passed("every client has room below its limit")
+
+
+def gpu_memory(look: InstanceLook) -> Finding:
+    """One more client finds room for its context on every device."""
+    if not look.devices:
+        return unknown(look.host.seen.problem or "the GPUs are not known")
+    fullest = "room on every device"
+    for device in look.devices:
+        listed = look.processes.get(device.uuid)
+        if listed is None or any(one.memory_mib is None for one in listed):
+            return unknown(f"NVML does not tell what the processes on {device} hold")
+        card = fitting.card(device, look.host.seen.driver)
+        costs = measured.costs_of(look.host.world, card.name, look.host.seen.driver, look.instance.thread_percentage)
+        free_mib = device.memory_mib - sum(one.memory_mib or 0 for one in listed)
+        fullest = f"{free_mib} of {device.memory_mib} MiB of {device} are held by nobody"
+        if free_mib < costs.context_mib:
+            return warned(
+                f"{fullest}: one more client needs {costs.context_mib} MiB for its context alone",
+                "room for one more",
+                "end or move one of those that hold it, or set a limit with which all fit (`mpsctl plan`)",
+                *(f"pid {one.pid} ({one.command}) holds {one.memory_mib} MiB" for one in listed),
+                reasons=[Reason("card-full", fullest)],
+            )
+    return passed(fullest)
+
+
 def client_connections(look: InstanceLook) -> Finding:
     """No client's CUDA_DEVICE_MAX_CONNECTIONS lowers the cap (B18)."""
     lines = []
@@ -225,6 +273,8 @@ CHECKS: tuple[Callable[[InstanceLook], Finding], ...] = (
     client_limits,
     older_limits,
     client_count,
+    client_memory,
+    gpu_memory,
     client_connections,
     client_variables,
     waiting_clients,

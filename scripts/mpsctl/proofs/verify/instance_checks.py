@@ -377,6 +377,15 @@ def server_exits(look: InstanceLook) -> Finding:
     if look.log_problem:
         return unknown(look.log_problem)
     servers = list(look.log.servers.values())
+    if servers and servers[-1].left:
+        last = servers[-1]
+        line = f"server {last.pid} ended under {len(last.left)} clients (pid {', '.join(map(str, last.left[:8]))})"
+        return warned(
+            line,
+            "servers that end when their clients have left",
+            "its clients met error 806: start them anew; never kill a server that has clients",
+            reasons=[Reason("server-gone", line)],
+        )
     bad = [server for server in servers if server.exit_status not in (None, 0)]
     if not bad:
         return passed("no server failed since the daemon's start")
@@ -404,6 +413,23 @@ def server_exits(look: InstanceLook) -> Finding:
             reasons=[Reason("server-gone", lines[-1])],
         )
     return passed(f"{len(bad)} servers failed since the daemon's start, and another took over", *lines[-6:])
+
+
+def client_faults(look: InstanceLook) -> Finding:
+    """No client's fatal fault has ended the work of all, or others have come since (error 700 in each: driver 580)."""
+    if look.log_problem:
+        return unknown(look.log_problem)
+    faults = [(server.pid, pid) for server in look.log.servers.values() for pid in server.faults]
+    if not faults:
+        return passed("none since the last client connected")
+    server, culprit = faults[-1]
+    line = f"client {culprit} made a fatal fault on server {server}: every client of it met the same error"
+    return warned(
+        line,
+        "clients without a fault",
+        "start them all again; find the fault with compute-sanitizer, outside MPS",
+        reasons=[Reason("client-fault", line)],
+    )
 
 
 def other_daemons(look: InstanceLook) -> Finding:
@@ -474,4 +500,5 @@ CHECKS: tuple[Callable[[InstanceLook], Finding], ...] = (
     client_priority,
     server_state,
     server_exits,
+    client_faults,
 )
