@@ -13,6 +13,8 @@ from typing import Any, Iterable, Optional, Sequence
 
 _NOISE = 0.03
 """Below this part of a difference nothing is said, however small the spread."""
+_IDLE = 1.1
+"""From so many times the work of one on, one alone left the GPU idle in part."""
 _FULL = 0.97
 """From this part of the highest throughput on, more processes bring nothing more."""
 
@@ -211,10 +213,13 @@ def _pays(best: int, gain: float, sliced: dict[int, Point], shared: dict[int, Po
         parts.append(_at_one(sliced, shared))
     if 1 in shared and shared[1].throughput:
         scale = shared[best].throughput / shared[1].throughput
-        if scale > 1 + _NOISE:
+        if scale > _IDLE:
             parts.append(f"one alone leaves the GPU idle in part ({best} do {_times(scale)} times the work of one)")
         else:
-            parts.append("one alone fills the GPU, but time-slicing loses by changing from one to the other")
+            parts.append(
+                f"one alone all but fills the GPU ({best} do {_times(scale)} times the work of one): what is gained"
+                " is what time-slicing loses by changing from one to the other"
+            )
     return "; ".join(parts) + "."
 
 
