@@ -52,6 +52,11 @@ controllers: setup lab-parts ## whole lab hosts: the oldest and the newest Ansib
 molecule: setup lab-parts ## the scenarios `default`, `reboot` and `faults` on real systemd hosts
 	scripts/molecule.sh default reboot faults
 
+.PHONY: molecule-gpu
+molecule-gpu: setup ## the scenario `gpu` on GPU hosts of your own: MPS_GPU_INVENTORY=…, see molecule/gpu/molecule.yml
+	@[ -n "$(MPS_GPU_INVENTORY)" ] || { echo "found no MPS_GPU_INVENTORY, expected the inventory of your GPU hosts"; exit 2; }
+	MPS_GPU_INVENTORY=$(abspath $(MPS_GPU_INVENTORY)) molecule test --destroy=never --scenario-name gpu
+
 .PHONY: lab-parts
 lab-parts: setup ## fetch and build what the lab's hosts are made of
 	lab/lab roots
