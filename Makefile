@@ -23,7 +23,7 @@ demo: setup ## set everything up, boot a small fleet with simulated GPUs, put MP
 
 .PHONY: test
 test: setup lint unit ## everything that must hold: style, units, contracts, real systemd hosts
-	@$(MAKE) -j2 --output-sync=line controllers molecule
+	@$(MAKE) -j2 controllers molecule
 
 .PHONY: setup
 setup: $(VENV)/.complete ## install what the rest needs (apt packages, a Python environment in .venv)

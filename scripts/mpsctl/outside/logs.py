@@ -20,9 +20,10 @@ _PENDING = re.compile(r"NEW CLIENT (?P<pid>\d+) from user (?P<uid>\d+): .*pendin
 _STARTING = re.compile(r"Starting new server (?P<pid>\d+) for user (?P<uid>\d+)")
 _HIDDEN = re.compile(r"NEW CLIENT 0 from user \d+")
 _FAULTED = re.compile(r"Client \{PID: (?P<pid>\d+), Context(?: ID)?: \d+\} encountered a fatal GPU error")
+_VERSION = re.compile(r"CUDA MPS Control binary version: (?P<version>\d+)")
 _EXITED = re.compile(r"Server (?P<pid>\d+) exited with status (?P<status>-?\d+)")
 
-WANTED = "pinned memory limit|Client|NEW CLIENT|Starting new server|exited with status"
+WANTED = "pinned memory limit|Client|NEW CLIENT|Starting new server|exited with status|binary version"
 """A pattern for journalctl's --grep that keeps every line that is read here."""
 
 
@@ -91,6 +92,8 @@ class DaemonLog:
     servers: dict[int, ServerLog] = field(default_factory=dict)
     waiting: dict[int, int] = field(default_factory=dict)
     hidden: int = 0
+    cuda_version: Optional[int] = None
+    """what the daemon's binary belongs to, as 13000 for CUDA 13.0; daemons up to 555 do not tell"""
 
 
 def of_device(by_device: Mapping[str, int], ordinal: int, uuid: str) -> Optional[int]:
@@ -146,6 +149,10 @@ def _take(log: DaemonLog, when: str, who: str, pid: int, what: str) -> None:
 
 
 def _take_from_control(log: DaemonLog, what: str) -> None:
+    version = _VERSION.search(what)
+    if version:
+        log.cuda_version = int(version["version"])
+        return
     if _HIDDEN.search(what):
         log.hidden += 1
         return

@@ -27,6 +27,9 @@ class Nvml(Protocol):
     def driver_version(self) -> str:
         """For example ``580.159.04``."""
 
+    def cuda_version(self) -> Optional[int]:
+        """The CUDA version that the driver serves, as 13000 for 13.0; None where NVML does not tell."""
+
     def gpus(self) -> list[Gpu]:
         """The host's GPUs that answer; one that is lost or hangs is left out, and its neighbours are not."""
 
@@ -103,6 +106,10 @@ class _Pynvml:
 
     def driver_version(self) -> str:
         return str(self._bounded(self._library.nvmlSystemGetDriverVersion))
+
+    def cuda_version(self) -> Optional[int]:
+        version = self._optional(self._library.nvmlSystemGetCudaDriverVersion_v2)
+        return None if version is None else int(version)
 
     def gpus(self) -> list[Gpu]:
         count = int(self._bounded(self._library.nvmlDeviceGetCount))

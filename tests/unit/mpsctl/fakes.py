@@ -127,6 +127,9 @@ class FakeNvml:
     def driver_version(self) -> str:
         return "580.159.04"
 
+    def cuda_version(self) -> Optional[int]:
+        return 13000
+
     def gpus(self) -> list[Gpu]:
         return [gpu for gpu in self.all if gpu.index not in self.lost]
 

@@ -534,6 +534,23 @@ def test_another_directory_is_no_containers_fault_where_the_daemons_unit_is_sand
     assert [reason.cause for reason in check.reasons][:1] == ["pipe-directory-wrong"]
 
 
+@pytest.mark.parametrize(
+    ("said", "level", "found"),
+    [
+        ("13000", PASS, "the daemon and the driver are of CUDA 13.0"),
+        ("12080", WARN, "the daemon is of CUDA 12.8, the driver of CUDA 13.0"),
+        ("13030", WARN, "the daemon is of CUDA 13.3, the driver of CUDA 13.0"),
+        (None, PASS, "the daemon does not tell its version"),
+    ],
+)
+def test_a_daemon_of_another_release_than_the_driver(live: Host, said: Optional[str], level: str, found: str) -> None:
+    daemon = live.running()
+    if said:
+        daemon.write("Control", daemon.pid, f"CUDA MPS Control binary version: {said}")
+    check = {one.name: one for one in verify(live).instances["0"]}["daemon-version"]
+    assert (check.level, check.found) == (level, found)
+
+
 def test_a_server_that_ended_under_its_clients(live: Host) -> None:
     """A server that was killed reports status 0 as well."""
     daemon = live.running()

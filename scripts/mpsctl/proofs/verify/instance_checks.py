@@ -415,6 +415,26 @@ def server_exits(look: InstanceLook) -> Finding:
     return passed(f"{len(bad)} servers failed since the daemon's start, and another took over", *lines[-6:])
 
 
+def daemon_version(look: InstanceLook) -> Finding:
+    """The daemon's binary is of the driver's release: a mix of both is nobody's (daemons up to 555 do not tell)."""
+    if look.log_problem:
+        return unknown(look.log_problem)
+    mine, drivers = look.log.cuda_version, look.host.seen.cuda
+    if mine is None or drivers is None:
+        return passed("the daemon does not tell its version" if mine is None else "NVML does not tell the driver's")
+    if mine == drivers:
+        return passed(f"the daemon and the driver are of CUDA {_cuda(mine)}")
+    return warned(
+        f"the daemon is of CUDA {_cuda(mine)}, the driver of CUDA {_cuda(drivers)}",
+        "one release of both",
+        "install the MPS package of the loaded driver, or reboot after a driver's upgrade",
+    )
+
+
+def _cuda(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
 def client_faults(look: InstanceLook) -> Finding:
     """No client's fatal fault has ended the work of all, or others have come since (error 700 in each: driver 580)."""
     if look.log_problem:
@@ -491,6 +511,7 @@ CHECKS: tuple[Callable[[InstanceLook], Finding], ...] = (
     pipe_directory_files,
     pipe_directory_access,
     limits_guarded,
+    daemon_version,
     gpus_present,
     gpus_served,
     compute_mode,

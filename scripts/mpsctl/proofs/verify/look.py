@@ -43,6 +43,7 @@ class Seen:
     compute: dict[str, Optional[Held]] = field(default_factory=dict)
     clients: dict[str, Optional[Held]] = field(default_factory=dict)
     problem: Optional[str] = None
+    cuda: Optional[int] = None
 
     @contextmanager
     def opened(self) -> Iterator[Nvml]:
@@ -52,6 +53,9 @@ class Seen:
 
     def driver_version(self) -> str:
         return self.driver
+
+    def cuda_version(self) -> Optional[int]:
+        return self.cuda
 
     def gpus(self) -> list[Gpu]:
         return self.gpus_seen
@@ -81,6 +85,7 @@ def at_nvml(world: World, timeout_s: float) -> Seen:
                 nvml.driver_version(),
                 {uuid: nvml.compute_memory_mib(uuid) for uuid in uuids},
                 {uuid: nvml.client_memory_mib(uuid) for uuid in uuids},
+                cuda=nvml.cuda_version(),
             )
 
     try:
