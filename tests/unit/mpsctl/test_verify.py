@@ -534,6 +534,19 @@ def test_another_directory_is_no_containers_fault_where_the_daemons_unit_is_sand
     assert [reason.cause for reason in check.reasons][:1] == ["pipe-directory-wrong"]
 
 
+def test_a_restart_that_waits_for_clients_is_shown(live: Host) -> None:
+    live.wish(
+        DeviceMemoryLimit="4G",
+        ActiveThreadPercentage=50,
+        ClientPriority=1,
+        ComputeMode="exclusive_process",
+        PipeDirectory="/run/elsewhere/%i",
+    )
+    found = {one.name: one for one in verify(live).instances["0"]}["restart-pending"]
+    assert found.level == WARN
+    assert found.found == f"the daemon serves {public(live)}, wished /run/elsewhere/0"
+
+
 @pytest.mark.parametrize(
     ("said", "level", "found"),
     [

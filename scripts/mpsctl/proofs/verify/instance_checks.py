@@ -64,6 +64,21 @@ def restarts(look: InstanceLook) -> Finding:
     return passed("never restarted by systemd")
 
 
+def restart_pending(look: InstanceLook) -> Finding:
+    """Nothing is wished that only a restart brings about, and that waits for clients to leave."""
+    if not look.pid:
+        return unknown(_no_daemon(look))
+    needed = look.status.restart_needed
+    if needed:
+        return warned(
+            needed,
+            "a daemon as wished",
+            f"mpsctl drain {look.instance.name}, then systemctl restart {look.instance.unit}; or site.yml with"
+            " mps_on_clients",
+        )
+    return passed("none")
+
+
 def main_process(look: InstanceLook) -> Finding:
     """The unit's main process is the daemon behind this pipe directory: by environment and parentage, by no title."""
     if not look.pid:
@@ -503,6 +518,7 @@ CHECKS: tuple[Callable[[InstanceLook], Finding], ...] = (
     unit_enabled,
     unit_active,
     restarts,
+    restart_pending,
     main_process,
     orphan_daemon,
     other_daemons,
