@@ -5,4 +5,4 @@ Six floors, each importing only those below it: ``values`` (quantities, GPUs, an
 remembered), ``proofs`` (what is read back), ``acts`` (what is done), ``cli``.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

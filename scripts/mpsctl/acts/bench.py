@@ -147,11 +147,11 @@ def _prepare(one: _Bench, stack: ExitStack) -> list[Series]:
     try:
         one.nvml = stack.enter_context(world.nvml())
     except NotReady as error:
+        if not request.command:
+            raise
         if not request.force:
             raise NotReady(f"{error}; with --force the sweep runs without knowing whether the GPU is idle") from None
         report.notes.append(f"utilisation and memory: cannot tell ({error})")
-        if not request.command:
-            raise
     if one.nvml is not None:
         _find_device(one, one.nvml, stack)
     elif request.instance is not None:

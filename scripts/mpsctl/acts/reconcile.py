@@ -172,6 +172,16 @@ class _Plan:
         mine = [i.unit for i in self.instances if not self.statuses[i.name].unit["enabled"]]
         return mine + self.units_to_enable
 
+    def caught_starting(self, world: World) -> list[Instance]:
+        """Those of to_start that systemd tries at this moment with what they had before: to start is to join that."""
+        anew = self.rewritten(world)
+        shared = any(file.path == world.places.units / UNIT for file in self.files)
+        return [
+            i
+            for i in self.to_start()
+            if self.statuses[i.name].unit["active_state"] == "activating" and (shared or i in anew)
+        ]
+
     def units_to_start(self) -> list[str]:
         return [name for name, shown in self.units.items() if shown.get("ActiveState") != "active"]
 
@@ -640,11 +650,14 @@ def _carry_out(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) -
     for name in plan.leftovers:
         if name not in plan.waiting:
             remove_instance(world, name)
+    begun = [one for one in plan.to_start() if one.name not in plan.waiting]
+    caught = [one for one in begun if one in plan.caught_starting(world)]
+    anew = [one for one in plan.to_restart() if one.name not in plan.waiting]
     problems += [
         world.systemd.act(verb, units)
         for verb, units in (
-            ("start", [*(i.unit for i in plan.to_start() if i.name not in plan.waiting), *plan.units_to_start()]),
-            ("restart", [*(i.unit for i in plan.to_restart() if i.name not in plan.waiting), *plan.units_to_restart()]),
+            ("start", [*(i.unit for i in begun if i not in caught), *plan.units_to_start()]),
+            ("restart", [*(i.unit for i in [*caught, *anew]), *plan.units_to_restart()]),
             ("reload", [i.unit for i in plan.to_reload()]),
         )
         if units

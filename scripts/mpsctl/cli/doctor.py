@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Callable, Sequence
+from typing import BinaryIO, Callable, Sequence
 
 from mpsctl.proofs import verify
 from mpsctl.proofs.doctor import consult
@@ -20,6 +20,8 @@ def doctor(world: World, options: argparse.Namespace) -> int:
 
     :raises BadValue: for an error or a form that is not known, and for what is not there.
     """
+    if [*options.log, *options.container, *options.unit].count("-") > 1:
+        raise BadValue("standard input twice", "once", "name a file for the other")
     question = consult.Question(
         instances=options.instances,
         errors=options.error,
@@ -51,17 +53,42 @@ def _pid(text: str) -> int:
     raise BadValue(f"--pid {text!r}", "a process id", "write for example --pid 4711")
 
 
+_MOST_BYTES = 4 << 20
+"""Of a longer file the end is read: a log tells there how it ended."""
+
+
 def _texts(names: Sequence[str]) -> list[tuple[str, str]]:
     return [(name if name != "-" else "standard input", _text(name)) for name in names]
 
 
 def _text(name: str) -> str:
-    if name == "-":
-        return sys.stdin.read()
+    """The end of a file, or of standard input.
+
+    :raises BadValue: where there is nothing to read, or no end of it.
+    """
     try:
-        return Path(name).read_text(encoding="utf-8", errors="replace")
+        if name == "-":
+            if sys.stdin is None:
+                raise BadValue("no standard input", "a text on it", "name a file")
+            # Only a real one has bytes behind it.
+            return _end_of(sys.stdin.buffer) if hasattr(sys.stdin, "buffer") else sys.stdin.read()
+        path = Path(name)
+        if not path.is_file():
+            raise BadValue(f"{name}, which is no file", "a file", "name one, or - for standard input")
+        with path.open("rb") as stream:
+            stream.seek(max(0, path.stat().st_size - _MOST_BYTES))
+            return _end_of(stream)
     except OSError as error:
         raise BadValue(f"no file to read ({error})", "a file", "name one, or - for standard input") from None
+
+
+def _end_of(stream: BinaryIO) -> str:
+    data = b""
+    while True:
+        more = stream.read(1 << 20)
+        if not more:
+            return data.decode(errors="replace")
+        data = (data + more)[-_MOST_BYTES:]
 
 
 def _show(answer: consult.Answer, say: Callable[[str], None]) -> None:

@@ -24,6 +24,8 @@ def drain(world: World, options: argparse.Namespace) -> int:
     drained = acts.drain(world, instances, timeout_s, options.terminate)
     if options.json:
         print(json.dumps({"instances": {found.instance: found.as_json(world.now_s()) for found in drained}}))
+    elif not drained:
+        print("no instance is on this host: there is nothing to drain")
     code = 0
     for found in drained:
         if found.unknown:

@@ -22,6 +22,7 @@ exit codes:
   3  something outside is not ready: driver, GPU, control daemon
   4  what was set does not read back as wished
   70 a fault of this program
+  141 nobody read the answer to its end
   255 condition: it cannot be told
   verify: as monitoring plugins have it: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN (something cannot be looked at)
   bench: 128 + n after signal n, with what was measured until then
@@ -29,6 +30,8 @@ exit codes:
 """
 
 _FAULT = 70
+_NOBODY_READS = 141
+"""As a program ends that SIGPIPE ends: what it found is not told by 0."""
 _CANNOT_TELL = 255
 """systemd takes 1 to 254 of a condition for a reason to skip, and does not try a skipped unit again."""
 
@@ -37,6 +40,22 @@ def main(arguments: Sequence[str]) -> int:
     """Run one verb; its exit code."""
     if sys.stdout is None:  # closed by the caller, as `mpsctl … >&-` does
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (it lives as long as the program)
+    try:
+        return _main(arguments)
+    except SystemExit:  # of the parser, with its own code
+        _give_up_unwritten()
+        raise
+    except BrokenPipeError:
+        _give_up_unwritten()
+        return _NOBODY_READS
+    except OSError as error:  # neither an answer nor an error can be written where it belongs
+        _give_up_unwritten()
+        with suppress(OSError):
+            print(f"mpsctl: the answer could not be written ({error.strerror})", file=sys.stderr, flush=True)
+        return NotReady.exit_code
+
+
+def _main(arguments: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
@@ -49,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
         return _fail(options, f"{error}; run it as root", NotReady.exit_code)
     except BrokenPipeError:
         _give_up_stdout()
-        return 0
+        return _NOBODY_READS
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # the last resort: one line and a code of its own, the trace on request
@@ -73,6 +92,16 @@ def _flush() -> None:
         raise NotReady(f"the answer could not be written to standard output ({error.strerror})") from None
 
 
+def _give_up_unwritten() -> None:
+    """What cannot be written of a help text is no fault that Python has to tell as it ends."""
+    for stream in (one for one in (sys.stdout, sys.stderr) if one is not None):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def _give_up_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -81,6 +110,7 @@ def _fail(options: argparse.Namespace, text: str, code: int) -> int:
     if getattr(options, "json", False):
         print(json.dumps({"error": text, "exit_code": code}))
     print(f"mpsctl {options.verb}: {text}", file=sys.stderr)
+    _give_up_unwritten()
     return code if options.verb != "condition" else _CANNOT_TELL
 
 
@@ -433,8 +463,8 @@ def _reconcile(options: argparse.Namespace) -> int:
     from mpsctl.acts import reconcile
 
     try:
-        wanted = json.load(sys.stdin)
-    except ValueError as error:
+        wanted = json.load(sys.stdin) if sys.stdin is not None else {}
+    except (ValueError, RecursionError) as error:
         raise BadValue(f"no JSON ({error})", "a request on standard input", "see docs/reconcile.md") from None
     if isinstance(wanted, dict) and wanted.get("build") not in (None, build.ID):
         # The courier then sends the program it wants and asks that one.

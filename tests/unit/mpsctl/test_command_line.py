@@ -479,7 +479,9 @@ def test_there_is_no_colour_in_a_pipe(mpsctl: Shell, monkeypatch: pytest.MonkeyP
     assert "\033" not in mpsctl.out
 
 
-def test_a_reader_that_goes_away_is_no_failure(mpsctl: Shell, running: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_goes_away_is_no_success_either(
+    mpsctl: Shell, running: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def gone(*_: object) -> list[str]:
         raise BrokenPipeError(32, "Broken pipe")
 
@@ -488,7 +490,67 @@ def test_a_reader_that_goes_away_is_no_failure(mpsctl: Shell, running: Host, mon
     with os.fdopen(writer, "w") as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)
         monkeypatch.setattr(apply, "apply", gone)
-        assert command_line.main(["apply", "0"]) == 0
+        assert command_line.main(["apply", "0"]) == 141
+
+
+@pytest.mark.parametrize("words", [["--help"], ["verify", "--help"], ["status", "--json", "nope"], ["nonsense"]])
+@pytest.mark.parametrize("where", [">/dev/full", "| true", ">&-", "2>/dev/full"])
+def test_what_cannot_be_written_is_no_trace(words: list[str], where: str) -> None:
+    """The whole program, as a shell runs it."""
+    command = shlex.join([sys.executable, "-m", "mpsctl", *words])
+    done = subprocess.run(
+        ["bash", "-c", f"{command} {where}"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "Exception ignored" not in done.stdout + done.stderr
+    assert done.returncode != 120
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin", "said"),
+    [
+        (["doctor", "--log", "-"], None, "no standard input"),
+        (["doctor", "--log", "/dev/zero"], b"", "which is no file"),
+        (["doctor", "--log", "-", "--unit", "-"], b"", "standard input twice"),
+        (["doctor", "--container", "-"], b"[" * 200_000, "nested too deep"),
+        (["doctor", "--container", "-"], b"9" * 100_000, "found n"),
+        (["reconcile", "--check"], b"[" * 200_000, "a request on standard input"),
+        (["reconcile", "--check"], None, "format 1"),
+    ],
+)
+def test_input_that_nobody_can_read_is_refused_in_one_line(words: list[str], stdin: Optional[bytes], said: str) -> None:
+    closed = "<&-" if stdin is None else ""
+    done = subprocess.run(
+        ["bash", "-c", f"{shlex.join([sys.executable, '-m', 'mpsctl', *words])} {closed}"],
+        input=stdin,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+    lines = done.stderr.decode().splitlines()
+    assert done.returncode == 2, lines
+    assert len(lines) == 1
+    assert said in lines[0]
+
+
+@pytest.mark.parametrize(
+    "line", [b"cuda " * 800_000, b"CUDA_MPS_PIPE_DIRECTORY=/tmp " * 140_000, b"\xff\xfe" * 2_000_000]
+)
+def test_a_log_of_one_endless_line_is_read_to_its_bound(line: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(line)
+    done = subprocess.run(
+        [sys.executable, "-m", "mpsctl", "doctor", "--log", path],
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr
 
 
 # -- health

@@ -706,6 +706,21 @@ def test_who_computes_beside_the_clients_is_named_by_every_look(fleet: Fleet) ->
     assert reconcile.reconcile(fleet.host.world, look, check=True).warnings == []
 
 
+@pytest.mark.parametrize(("changed", "verb"), [(True, "restart"), (False, "start")])
+def test_a_start_that_goes_on_with_an_old_file_is_not_joined(fleet: Fleet, changed: bool, verb: str) -> None:
+    """systemd tries a unit again by itself: what it reads then may be the file of before."""
+    confs = (("a", conf(fleet, "a", GPUs="0")),)
+    reconcile.reconcile(fleet.host.world, reconcile.Request((), confs), check=False)
+    unit = fleet.host.systemd.unit("mps-control@a.service")
+    fleet.host.kill(unit.main_pid)
+    unit.main_pid, unit.active_state, unit.sub_state = 0, "activating", "auto-restart"
+    if changed:
+        fleet.host.places.conf("a").write_text("half a fi")
+    fleet.host.systemd.acts.clear()
+    reconcile.reconcile(fleet.host.world, reconcile.Request((), confs), check=False)
+    assert f"{verb} mps-control@a.service" in fleet.host.systemd.acts
+
+
 @pytest.mark.parametrize(("runs", "said"), [(True, 1), (False, 0)])
 def test_a_changed_unit_is_taken_at_the_next_start_and_that_is_said(fleet: Fleet, runs: bool, said: int) -> None:
     unit = reconcile.File(fleet.host.places.units / reconcile.UNIT, "[Service]\nExecStart=/bin/true\n")

@@ -49,6 +49,8 @@ def read(text: str) -> list[Container]:
     """
     try:
         data = json.loads(text)
+    except RecursionError:
+        raise BadValue("JSON that is nested too deep", "a container's", "see what wrote it") from None
     except ValueError:
         data = _yaml(text)
     if isinstance(data, dict) and isinstance(data.get("services"), dict):
@@ -74,7 +76,7 @@ def _yaml(text: str) -> Any:
         raise refused from None
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         line = " ".join(str(error).split())
         raise BadValue(f"neither JSON nor YAML ({line})", "a compose file", "correct it") from None
 

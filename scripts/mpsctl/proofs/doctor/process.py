@@ -116,6 +116,8 @@ def why_no_client(
     used: Uses,
 ) -> list[Diagnosis]:
     """Why a process is no client of an instance, what lies deepest first."""
+    if not used.at_all and known is None:
+        return []  # another user's: neither its libraries nor its environment may be read, and nothing is known
     if not used.at_all and not procfs.maps(pid, _LIBRARY):
         return [diagnose("no-cuda-yet", LIKELY, f"pid {pid} has no {_LIBRARY} mapped")]
     found: list[Diagnosis] = []

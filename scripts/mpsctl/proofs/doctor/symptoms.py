@@ -202,7 +202,7 @@ _OF_ERRORS: tuple[tuple[str, int], ...] = (
     (r"an illegal memory access was encountered", 700),
     (r"CUDA(?: error:)? out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED", 2),
     (r"invalid resource configuration", 915),
-    (r"(?i:cuda).*\binitialization error|Cannot re-initialize CUDA in forked subprocess", 3),
+    (r"(?i:cuda)\b[^\n]{0,200}?\binitialization error|Cannot re-initialize CUDA in forked subprocess", 3),
 )
 """The texts by which programs name an error without its number."""
 
@@ -231,7 +231,7 @@ _OF_CAUSES: tuple[tuple[str, Causes], ...] = (
     ),
     (r"Cannot map memory with base addr", (("mapping-failed", LIKELY), ("gpu-older-than-volta", POSSIBLE))),
     (r"NVRM: Xid", (("gpu-lost", LIKELY),)),
-    (r"avc: +denied .*(?:nvidia-mps|mps_|/mps|cuda_mps)", (("selinux-label", LIKELY),)),
+    (r"avc: +denied [^\n]{0,1000}?(?:nvidia-mps|mps_|/mps|cuda_mps)", (("selinux-label", LIKELY),)),
     (r"lsetxattr \S*: (?:permission denied|invalid argument)", (("selinux-label", LIKELY),)),
     (r"^[^|]*(?:GPU-Util|utili[sz]ation\.gpu|gpu utili[sz]ation)", (("utilization-is-no-share", POSSIBLE),)),
     (r"total_memory|totalGlobalMem", (("total-is-the-whole-card", POSSIBLE),)),
@@ -307,10 +307,14 @@ def by_word(word: str) -> Optional[CudaError]:
     return BY_CODE.get(int(number[1])) if number else _BY_NAME.get(word.lower())
 
 
+LINE_CHARACTERS = 4000
+"""What programs say on one line is shorter; of a longer one the rest is not read."""
+
+
 def read_lines(lines: Iterable[str]) -> Understood:
     """What known texts stand in some lines. Of unknown lines nothing is said."""
     found = Understood()
-    for line in lines:
+    for line in (line[:LINE_CHARACTERS] for line in lines):
         for error in _errors_in(line):
             _add_error(found, error, line.strip())
         for pattern, causes in _OF_CAUSES:
