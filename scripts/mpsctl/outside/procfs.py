@@ -31,7 +31,11 @@ def started_at(pid: int) -> Optional[int]:
 
 def age_s(started_at: Optional[int], now_s: float) -> Optional[int]:
     """How long ago a process began, from its ``started_at`` and the time since boot; None where that is not known."""
-    return None if started_at is None else max(0, int(now_s - started_at / os.sysconf("SC_CLK_TCK")))
+    if started_at is None:
+        return None
+    # In whole ticks: seconds as floats fall short of a whole one now and then.
+    ticks = os.sysconf("SC_CLK_TCK")
+    return max(0, (round(now_s * ticks) - started_at) // ticks)
 
 
 def send(pid: int, began_at: int, number: signal.Signals) -> bool:

@@ -188,7 +188,9 @@ def test_the_age_of_this_process() -> None:
     began_at = procfs.started_at(os.getpid())
     assert began_at is not None
     ticks = os.sysconf("SC_CLK_TCK")
-    assert procfs.age_s(began_at, began_at / ticks + 61) == 61
+    for moment in (began_at, 818_744, *range(1, 100_000, 7)):
+        assert procfs.age_s(moment, moment / ticks + 61) == 61
+    assert procfs.age_s(began_at, began_at / ticks + 60.98) == 60
     assert procfs.age_s(began_at, 0) == 0
     assert procfs.age_s(None, 5) is None
 
