@@ -24,6 +24,8 @@ def test_there_are_releases_to_come_from() -> None:
 
 def release(commit: str, folder: Path) -> Path:
     """The project as it was released."""
+    if subprocess.run(["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=PROJECT, check=False).returncode:
+        pytest.skip(f"this clone is shallow and has no commit {commit}: clone the whole history to try the upgrade")
     packed = subprocess.run(["git", "archive", commit], cwd=PROJECT, capture_output=True, check=True).stdout
     subprocess.run(["tar", "--extract", "--directory", folder], input=packed, check=True)
     return folder
