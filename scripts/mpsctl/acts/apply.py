@@ -165,16 +165,12 @@ def _start_server(world: World, instance: Instance, daemon: Daemon) -> list[str]
 
 def _uid_of(user: str) -> int:
     """:raises BadValue: if the host has no such user."""
-    if user.isdigit():
-        return int(user)
-    import pwd
-
-    try:
-        return pwd.getpwnam(user).pw_uid
-    except KeyError:
+    uid = procfs.uid_of(user)
+    if uid is None:
         raise BadValue(
             f"the user {user!r}", "a user of this host", "make it, or name another", "ServerUser", "mps_server_user"
-        ) from None
+        )
+    return uid
 
 
 def _put_in_force(

@@ -21,14 +21,13 @@ from mpsctl.proofs.status import ServerStatus, Status
 from mpsctl.state import configuration, escapes, silence
 from mpsctl.state.escapes import Escape
 from mpsctl.state.world import World
+from mpsctl.values.daemon_environment import DEFAULT_PIPE_DIRECTORY
 from mpsctl.values.errors import BadValue
 from mpsctl.values.instance import RESTART, TERMINATE, Instance
 
 INSTANCE_BOUND_S = 5
 BOUND_S = 45
 """One daemon that does not answer costs INSTANCE_BOUND_S at most, all of them together BOUND_S."""
-_DEFAULT_DIRECTORY = "/tmp/nvidia-mps"
-"""Where a daemon is that was told nothing else (control daemons 550, 555)."""
 
 
 @dataclass
@@ -76,7 +75,7 @@ def _strangers(shown: Mapping[str, Mapping[str, str]]) -> list[_Stranger]:
             continue
         named = environment.get("CUDA_VISIBLE_DEVICES")
         devices = None if named is None else tuple(word.strip() for word in named.split(",") if word.strip())
-        found.append(_Stranger(pid, environment.get(pipe.VARIABLE, _DEFAULT_DIRECTORY), devices))
+        found.append(_Stranger(pid, environment.get(pipe.VARIABLE, DEFAULT_PIPE_DIRECTORY), devices))
     return found
 
 

@@ -70,12 +70,13 @@ def _answer(function: Callable[[], T], writer: int) -> None:
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nothing, stream)
+        answer: tuple[bool, object]
         try:
             answer = (True, function())
         except MpsctlError as error:
-            answer = (False, str(error))  # type: ignore[assignment]
+            answer = (False, str(error))
         except Exception as error:
-            answer = (False, f"{type(error).__name__}: {error}")  # type: ignore[assignment]
+            answer = (False, f"{type(error).__name__}: {error}")
         with os.fdopen(writer, "wb") as file:
             pickle.dump(answer, file)
     finally:

@@ -96,7 +96,7 @@ def _files(directory: Path, *patterns: str) -> Iterator[Path]:
     for pattern in patterns:
         try:
             yield from (path for path in sorted(directory.glob(pattern)) if path.is_file())
-        except (OSError, ValueError, NotImplementedError):
+        except (OSError, ValueError, NotImplementedError):  # a configuration of others may name no sound pattern
             continue
 
 

@@ -182,6 +182,18 @@ def gid(name: str) -> Optional[int]:
         return None
 
 
+def uid_of(user: str) -> Optional[int]:
+    """The id of a user of this host by its name or number, or None if it has none of that name."""
+    if user.isdigit():
+        return int(user)
+    import pwd
+
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return None
+
+
 def user(uid: int) -> Optional[str]:
     """The name of a user of this host, or None if it has none (those of a container are not this host's)."""
     import pwd

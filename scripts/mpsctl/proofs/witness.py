@@ -146,14 +146,10 @@ def _unprivileged(instance: Instance) -> int:
 
 
 def _uid_of(user: str) -> int:
-    import pwd
-
-    if user.isdigit():
-        return int(user)
-    try:
-        return pwd.getpwnam(user).pw_uid
-    except KeyError:
-        raise NotReady(f"this host has no user {user}") from None
+    uid = procfs.uid_of(user)
+    if uid is None:
+        raise NotReady(f"this host has no user {user}")
+    return uid
 
 
 def _crowded(place: _Place, card: fit.Card, clients: int, has_server: bool, free_mib: Optional[int]) -> Optional[str]:
