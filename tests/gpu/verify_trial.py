@@ -202,7 +202,7 @@ def full(host: Host) -> None:
         named(
             host,
             "full card",
-            {"gpu-processes": f"{hog.pid}", "gpu-memory": "held by nobody"},
+            {"gpu-processes": f"{hog.pid}", "gpu-memory": "are free"},
             {"card-full"},
             "--error 2",
         )

@@ -24,6 +24,8 @@ from mpsctl.values.gpu import Gpu, Load, MigDevice
 from mpsctl.values.places import Places
 
 H200_MIB = 143_771
+RESERVED_MIB = 616
+"""What the driver keeps of an H200 for itself (driver 580)."""
 
 
 def uuid(number: int, kind: str = "GPU") -> str:
@@ -153,7 +155,15 @@ class FakeNvml:
         return None if self.held_mib is None else {**self.clients_mib, **self.held_mib.get(uuid, {})}
 
     def load(self, uuid: str) -> Load:
-        return self.loads.get(uuid, Load())
+        if uuid in self.loads:
+            return self.loads[uuid]
+        listed = self.compute_memory_mib(uuid)
+        if listed is None:
+            return Load()
+        devices = [device for gpu in self.all for device in (gpu, *gpu.mig_devices)]
+        used_mib = RESERVED_MIB + sum(mib or 0 for mib in listed.values())
+        total_mib = next(device.memory_mib for device in devices if device.uuid == uuid)
+        return Load(used_mib, max(0, total_mib - used_mib), 0)
 
     def reboot(self) -> None:
         """The driver forgets compute modes."""

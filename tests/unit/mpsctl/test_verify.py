@@ -11,7 +11,7 @@ from typing import Callable, Optional
 
 import pytest
 
-from fakes import H200_MIB, FakeDaemon, Host, h200, uuid
+from fakes import H200_MIB, RESERVED_MIB, FakeDaemon, Host, h200, uuid
 from mpsctl.acts import apply
 from mpsctl.cli import verify as cli
 from mpsctl.outside import hardware, procfs
@@ -19,6 +19,7 @@ from mpsctl.proofs import verify as proofs
 from mpsctl.proofs.verify import InstanceLook, Report, checking, client_checks, host_checks, instance_checks, look
 from mpsctl.values.check import CANNOT_TELL, FAIL, PASS, WARN, Check
 from mpsctl.values.errors import NotReady
+from mpsctl.values.gpu import Load
 
 UNIT = "mps-control@0.service"
 SERVER = 9001
@@ -618,10 +619,16 @@ def test_a_card_on_which_no_more_context_fits(live: Host, left_mib: int, level: 
     outsider(live, CUDA_MPS_PIPE_DIRECTORY="/run/nowhere")
     assert live.nvml.held_mib is not None
     others = sum(mib or 0 for mib in live.nvml.outside_mib[uuid(0)].values())
-    live.nvml.held_mib[uuid(0)][client] = H200_MIB - others - left_mib
+    live.nvml.held_mib[uuid(0)][client] = H200_MIB - RESERVED_MIB - others - left_mib
     found = {one.name: one for one in verify(live).instances["0"]}["gpu-memory"]
     assert found.level == level
-    assert f"{left_mib} of {H200_MIB} MiB" in found.found
+    assert f"{left_mib} of {H200_MIB} MiB" in found.found  # what the driver keeps for itself is not free
+
+
+def test_a_card_whose_room_nvml_does_not_tell(live: Host) -> None:
+    live.nvml.loads[uuid(0)] = Load()
+    found = {one.name: one for one in verify(live).instances["0"]}["gpu-memory"]
+    assert found.level == CANNOT_TELL
 
 
 def test_a_container_without_the_directory_mounted(live: Host, tmp_path: Path) -> None:

@@ -169,19 +169,18 @@ def gpu_memory(look: InstanceLook) -> Finding:
         return unknown(look.host.seen.problem or "the GPUs are not known")
     fullest = "room on every device"
     for device in look.devices:
-        listed = look.processes.get(device.uuid)
-        if listed is None or any(one.memory_mib is None for one in listed):
-            return unknown(f"NVML does not tell what the processes on {device} hold")
+        free_mib = look.host.seen.load(device.uuid).free_mib
+        if free_mib is None:
+            return unknown(f"NVML does not tell how much of {device} is free")
         card = fitting.card(device, look.host.seen.driver)
         costs = measured.costs_of(look.host.world, card.name, look.host.seen.driver, look.instance.thread_percentage)
-        free_mib = device.memory_mib - sum(one.memory_mib or 0 for one in listed)
-        fullest = f"{free_mib} of {device.memory_mib} MiB of {device} are held by nobody"
+        fullest = f"{free_mib} of {device.memory_mib} MiB of {device} are free"
         if free_mib < costs.context_mib:
             return warned(
                 f"{fullest}: one more client needs {costs.context_mib} MiB for its context alone",
                 "room for one more",
                 "end or move one of those that hold it, or set a limit with which all fit (`mpsctl plan`)",
-                *(f"pid {one.pid} ({one.command}) holds {one.memory_mib} MiB" for one in listed),
+                *(f"pid {one.pid} ({one.command}) holds {one.memory_mib} MiB" for one in look.processes.get(device.uuid) or ()),
                 reasons=[Reason("card-full", fullest)],
             )
     return passed(fullest)

@@ -35,13 +35,14 @@ Held = dict[int, Optional[int]]
 class Seen:
     """What NVML showed, taken once; it answers as NVML does. ``problem`` says why it showed nothing.
 
-    ``compute`` and ``clients`` are by the UUID of each GPU and MIG device, None where NVML does not tell.
+    ``compute``, ``clients`` and ``loads`` are by the UUID of each GPU and MIG device, None where NVML does not tell.
     """
 
     gpus_seen: list[Gpu] = field(default_factory=list)
     driver: str = ""
     compute: dict[str, Optional[Held]] = field(default_factory=dict)
     clients: dict[str, Optional[Held]] = field(default_factory=dict)
+    loads: dict[str, Load] = field(default_factory=dict)
     problem: Optional[str] = None
     cuda: Optional[int] = None
 
@@ -67,7 +68,7 @@ class Seen:
         return self.clients.get(uuid)
 
     def load(self, uuid: str) -> Load:
-        raise AssertionError(f"a look that is kept does not tell how busy {uuid} is")
+        return self.loads.get(uuid, Load())
 
     def set_compute_mode(self, gpu: Gpu, mode: str) -> None:
         raise AssertionError(f"verify changes nothing: {gpu}, {mode}")
@@ -85,6 +86,7 @@ def at_nvml(world: World, timeout_s: float) -> Seen:
                 nvml.driver_version(),
                 {uuid: nvml.compute_memory_mib(uuid) for uuid in uuids},
                 {uuid: nvml.client_memory_mib(uuid) for uuid in uuids},
+                {uuid: nvml.load(uuid) for uuid in uuids},
                 cuda=nvml.cuda_version(),
             )
 
