@@ -132,7 +132,7 @@ def test_a_full_gpu_is_not_disturbed(host: Host, lacks: str) -> None:
     if lacks == "memory":
         host.nvml.loads[uuid(0)] = Load(143_000, 514 + 255, 0)
     elif lacks == "free memory not told":
-        host.nvml.loads.clear()
+        host.nvml.loads[uuid(0)] = Load()
     elif lacks == "gate":
         host.stop()
     client = FakeClient()
