@@ -22,9 +22,9 @@ PLACE = "/opt/bench"
 SHORT = (("launch", "1,4,16,48"), ("half", "1,4"), ("compute", "1,4"), ("memory", "1,4"))
 LONG = (
     ("launch", "1,2,4,8,16,32,48"),
-    ("half", "1,2,4,8,16,48"),
-    ("compute", "1,2,4,8,16,48"),
-    ("memory", "1,2,4,8,16,48"),
+    ("half", "1,4,16,48"),
+    ("compute", "1,4,16,48"),
+    ("memory", "1,4,16,48"),
 )
 MODELS = (("small", "1,4,16"), ("large", "1,4"))
 PYTHON = "/usr/local/bin/machine-python3"
@@ -107,7 +107,8 @@ def by_hand(host: Host) -> None:
 def _left(host: Host) -> dict[str, Any]:
     """What a sweep could leave: processes of ours, daemons, who uses the GPU and how much of it, its modes."""
     said = host.run(
-        "for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline 2>/dev/null | grep -E 'mpsctl bench|cuda_work|mps-control'; done;"
+        "for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline 2>/dev/null | grep -E 'mpsctl bench|cuda_work|mps-control';"
+        " done;"
         " echo --; nvidia-smi --query-gpu=compute_mode,persistence_mode --format=csv,noheader;"
         " nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits; ls /run/mps-fleet",
         check=False,
@@ -154,9 +155,8 @@ def kills(host: Host) -> None:
 
 def _same(before: dict[str, Any], after: dict[str, Any]) -> bool:
     """As before, but for the folder of a killed sweep's daemon, which the next sweep removes."""
-    return before["processes"] == after["processes"] and before["modes"] == after["modes"] and (
-        after["used_mib"] <= before["used_mib"] + 1
-    )  # fmt: skip
+    same = all(before[name] == after[name] for name in ("processes", "modes"))
+    return same and int(after["used_mib"]) <= int(before["used_mib"]) + 1
 
 
 def trial(host: Host) -> None:

@@ -2,9 +2,9 @@
 """Everything that needs silicon, on one GPU, in under ten minutes: `make gpu-test`, as root on a GPU machine.
 
 A host boots from build/gpu-bundle.tar.xz with the GPU passed through (see gpu_host.py); compute mode, persistence and
-clocks are left as found. Each part can be named: `gpu_test.py verify bench`, and those of minutes must be: `gpu_test.py
-sweeps models`. What was printed is kept in
-build/gpu-report.txt, with the machine, the driver and the versions. A part that breaks off is named, the next begins.
+clocks are left as found. Each part can be named: `gpu_test.py verify bench`; those that take minutes by themselves
+must be: `gpu_test.py sweeps models`. What was printed is kept in build/gpu-report.txt, with the machine, the driver and
+the versions. A part that breaks off is named, the next begins.
 """
 
 from __future__ import annotations
