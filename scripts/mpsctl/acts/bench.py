@@ -1,46 +1,33 @@
 """Does sharing pay, for this GPU and this work: the same processes under MPS and time-sliced, in many short runs.
 
-The GPU's settings are left alone. Through an instance that runs, nothing is started but clients; without one, a daemon
-of our own runs for the time. The time-sliced side are the same processes with a pipe directory that does not exist:
-CUDA then runs them outside MPS without a word (driver 580, H200), which the built-in work proves from inside. On a GPU
-in exclusive mode there is no such side.
+The sides are those of acts/sides.py; on which one it ran, the built-in work proves from inside.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import socket
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import median
 from typing import Any, Callable, Mapping, Optional, Sequence
 
-from mpsctl.acts import quiet_gpu
-from mpsctl.outside import cuda, cuda_work, hardware, pipe
+from mpsctl.acts import sides
+from mpsctl.acts.sides import Sides
+from mpsctl.outside import cuda, cuda_work, hardware
 from mpsctl.outside.crew import Crew, Failed, Stopped
-from mpsctl.outside.daemon import Daemon
-from mpsctl.outside.nvml import Nvml
 from mpsctl.outside.stop import Stop
-from mpsctl.proofs import witness
-from mpsctl.state import configuration, fitting, measured
+from mpsctl.state import fitting, measured
 from mpsctl.state.world import World
 from mpsctl.values import bench as values
-from mpsctl.values import client_variable, fit, run_environment
+from mpsctl.values import fit
 from mpsctl.values.bench import Report, Run, Series, Step
-from mpsctl.values.daemon_environment import PIPE_DIRECTORY, VISIBLE_DEVICES
 from mpsctl.values.errors import BadValue, NotReady
-from mpsctl.values.gpu import EXCLUSIVE_PROCESS, PROHIBITED, Device
-from mpsctl.values.instance import Instance
-from mpsctl.values.mps_variables import THREADS
 from mpsctl.values.quantity import Quantity
-from mpsctl.values.run_environment import Lower
 
 USUAL_PROCESSES = (1, 2, 4, 8, 16)
 _READY_S = 120
-_SETTLE_S = 5
 _WARM_UP_S = 0.5
 _GO_S = 0.1
 """From the word to begin until the warm-up: even the last of the processes has heard it then."""
@@ -48,7 +35,6 @@ _REPORT_S = 30
 _LONGEST_COMMAND = 20
 """A command that takes longer than this many times the seconds is given up."""
 _SAMPLE_S = 0.1
-_NO_DAEMON = "run/mps-fleet/no-such-daemon"
 
 
 @dataclass(frozen=True)
@@ -75,19 +61,12 @@ class Request:
 
 @dataclass
 class _Bench:
-    """Where the processes run. ``device`` and ``nvml`` are None on a host whose NVML does not answer."""
+    """A sweep: where its processes run, and how much work one does."""
 
-    world: World
     request: Request
     stop: Stop
     report: Report
-    nvml: Optional[Nvml] = None
-    device: Optional[Device] = None
-    instance: Optional[Instance] = None
-    uuids: tuple[str, ...] = ()
-    pipe_directory: Optional[Path] = None
-    daemon: Optional[Daemon] = None
-    uid: Optional[int] = None
+    sides: Sides
     loops: Optional[int] = None
     multiprocessors: Optional[int] = None
 
@@ -112,7 +91,7 @@ def bench(world: World, request: Request, stop: Stop, progress: Callable[[int, R
         begun=time.strftime("%Y-%m-%d %H:%M:%S %z"),
         simulated=hardware.simulated(),
     )
-    one = _Bench(world, request, stop, report)
+    one = _Bench(request, stop, report, Sides(world, request.force, report.notes))
     with ExitStack() as stack:
         series = _prepare(one, stack)
         if not series:
@@ -125,14 +104,8 @@ def bench(world: World, request: Request, stop: Stop, progress: Callable[[int, R
                 _calibrate(one, series[0])
             _run_all(one, steps, progress)
         except Stopped:
-            report.stopped = _name_of(stop)
+            report.stopped = stop.name
     return report
-
-
-def _name_of(stop: Stop) -> str:
-    import signal
-
-    return signal.Signals(stop.requested).name if stop.requested is not None else "a signal"
 
 
 def _what_a_request_is(request: Request) -> str:
@@ -143,79 +116,24 @@ def _what_a_request_is(request: Request) -> str:
 
 def _prepare(one: _Bench, stack: ExitStack) -> list[Series]:
     """Find the GPU and the daemon; the ways in which the processes are run."""
-    world, request, report = one.world, one.request, one.report
-    try:
-        one.nvml = stack.enter_context(world.nvml())
-    except NotReady as error:
-        if not request.command:
-            raise
-        if not request.force:
-            raise NotReady(f"{error}; with --force the sweep runs without knowing whether the GPU is idle") from None
-        report.notes.append(f"utilisation and memory: cannot tell ({error})")
-    if one.nvml is not None:
-        _find_device(one, one.nvml, stack)
-    elif request.instance is not None:
-        one.instance = configuration.load(world, request.instance)
-        _through_instance(one, one.instance)
-    series = _series_of_mps(one)
-    mode = one.device.gpu.compute_mode if one.device else None
-    if one.pipe_directory is None:
-        report.notes.append(
-            "no MPS side: without NVML it is not known which GPU a daemon would serve; name an --instance"
-        )
-        series = []
-    if mode == EXCLUSIVE_PROCESS:
-        report.notes.append(
-            "no time-sliced side: in compute mode exclusive_process one process at a time may use the GPU without MPS,"
-            " and the mode is left as it is"
-        )
-        return series
-    return [Series(mps=False), *series]
-
-
-def _find_device(one: _Bench, nvml: Nvml, stack: ExitStack) -> None:
-    world, request, report = one.world, one.request, one.report
-    gpus = nvml.gpus()
-    one.instance, one.device = quiet_gpu.choose(world, request.instance, request.gpu, gpus)
-    device = one.device
-    report.driver = nvml.driver_version()
-    report.gpu = device.mig.name if device.mig else device.gpu.name
-    if device.gpu.compute_mode == PROHIBITED:
-        raise NotReady(f"{device} is in compute mode prohibited: nothing may use it; start its instance first")
-    if one.instance is not None:
-        one.uuids = tuple(each.uuid for each in configuration.resolve(one.instance, gpus))
-        _through_instance(one, one.instance)
-    if not request.force:
-        quiet_gpu.refuse_busy(nvml, device, one.daemon)
-    if one.instance is None:
-        one.uuids = (device.uuid,)
-        one.pipe_directory, one.daemon = quiet_gpu.lend(world, device, "bench", stack)
-        report.daemon = "one of our own, for the time"
-        if request.memory:
-            # A client's own limit only lowers what the daemon has.
-            most_mib = max(limit.on(device.memory_mib) for limit in request.memory)
-            one.daemon.ask([f"set_default_device_pinned_mem_limit 0 {most_mib}M"])
-
-
-def _through_instance(one: _Bench, instance: Instance) -> None:
-    public = Path(instance.pipe_directory)
-    if pipe.behind_gate(public) is None:
-        raise NotReady(f"the instance {instance.name} lets no clients in; see `mpsctl status {instance.name}`")
-    one.pipe_directory, one.daemon = public, one.world.daemon_of(instance.name, public)
-    one.report.daemon = f"instance {instance.name}"
-    uid = witness.users_of(one.world, instance, one.daemon)[0]
-    one.uid = None if uid == os.geteuid() else uid
+    request, report, found = one.request, one.report, one.sides
+    sides.find(found, request.instance, request.gpu, "bench", stack, blind=bool(request.command))
+    report.gpu, report.driver, report.daemon = found.gpu, found.driver, found.served_by
+    return sides.both(found, _series_of_mps(one))
 
 
 def _series_of_mps(one: _Bench) -> list[Series]:
-    memory_mib = one.device.memory_mib if one.device else None
-    if memory_mib is None and one.request.memory:
+    request, place = one.request, one.sides
+    if place.device is None and request.memory:
         raise BadValue("--memory without NVML", "a GPU whose memory is known", "leave it out")
-    percentages: Sequence[Optional[float]] = one.request.threads or [None]
-    limits_mib: Sequence[Optional[int]] = [limit.on(memory_mib or 0) for limit in one.request.memory] or [None]
+    memory_mib = place.device.memory_mib if place.device else 0
+    percentages: Sequence[Optional[float]] = request.threads or [None]
+    limits_mib: Sequence[Optional[int]] = [limit.on(memory_mib) for limit in request.memory] or [None]
     found = [Series(True, percentage, limit_mib) for percentage in percentages for limit_mib in limits_mib]
     for series in found:
         _environment(one, series)  # refuses what is above the instance's
+    if request.memory:
+        sides.allow(place, max(series.limit_mib or 0 for series in found))
     return list(dict.fromkeys(found))
 
 
@@ -224,14 +142,14 @@ def _processes(one: _Bench) -> list[int]:
 
     :raises BadValue: for more than the driver's cap, or than fit into what memory is free.
     """
-    given = sorted(set(one.request.processes))
-    if one.device is None or one.nvml is None:
+    given, nvml, device = sorted(set(one.request.processes)), one.sides.nvml, one.sides.device
+    if device is None or nvml is None:
         return given or list(USUAL_PROCESSES)
-    driver = one.nvml.driver_version()
-    card = fitting.card(one.device, driver)
-    costs = measured.costs_of(one.world, card.name, driver, max(one.request.threads, default=None))
+    driver = nvml.driver_version()
+    card = fitting.card(device, driver)
+    costs = measured.costs_of(one.sides.world, card.name, driver, max(one.request.threads, default=None))
     own_mib = 0 if one.request.command else cuda_work.KINDS[one.request.work].memory_mib
-    free_mib = one.nvml.load(one.device.uuid).free_mib
+    free_mib = nvml.load(device.uuid).free_mib
     each_mib = costs.context_mib + own_mib
     by_memory = fit.CAP_FROM_590 if free_mib is None else max(0, free_mib - costs.server_mib) // each_mib
     most = min(fit.cap_of(card), by_memory)
@@ -248,28 +166,8 @@ def _processes(one: _Bench) -> list[int]:
 
 
 def _environment(one: _Bench, series: Series) -> dict[str, str]:
-    """All that a process of the series gets."""
-    base = dict(one.request.inherited) if one.request.command else dict(cuda.BARE_ENVIRONMENT)
-    if series.mps and one.instance is not None and one.device is not None:
-        lower = Lower(
-            memory=None if series.limit_mib is None else Quantity(f"{series.limit_mib}M", mib=series.limit_mib),
-            thread_percentage=series.thread_percentage,
-        )
-        assert one.nvml is not None
-        devices = configuration.resolve(one.instance, one.nvml.gpus())
-        return run_environment.build(base, one.instance, devices, lower).variables
-    kept = {key: value for key, value in base.items() if not key.startswith("CUDA_MPS_")}
-    if one.device is not None:
-        kept[VISIBLE_DEVICES] = ",".join(one.uuids) if series.mps else one.device.uuid
-    if not series.mps:
-        kept[PIPE_DIRECTORY] = str(one.world.places.root / _NO_DAEMON)
-        return kept
-    kept[PIPE_DIRECTORY] = str(one.pipe_directory)
-    if series.thread_percentage is not None:
-        kept[THREADS] = f"{series.thread_percentage:g}"
-    if series.limit_mib is not None:
-        kept[client_variable.VARIABLE] = client_variable.render({0: series.limit_mib})
-    return kept
+    base = one.request.inherited if one.request.command else cuda.BARE_ENVIRONMENT
+    return sides.environment(one.sides, base, series)
 
 
 def _commands(one: _Bench, processes: int) -> list[list[str]]:
@@ -280,13 +178,13 @@ def _commands(one: _Bench, processes: int) -> list[list[str]]:
             "command": list(request.command),
             "copies": processes,
             "count_lines": request.count_lines,
-            "uid": one.uid,
+            "uid": one.sides.uid,
             "ready_s": _READY_S - 10,
         }
         return [cuda.program("copies", _json(wanted))]
     wanted = {
         "kind": request.work,
-        "uid": one.uid,
+        "uid": one.sides.uid,
         "parent": os.getpid(),
         "life_s": life_s,
         "loops": one.loops,
@@ -309,16 +207,6 @@ def _calibrate(one: _Bench, series: Series) -> None:
     if not ready["right"]:
         raise NotReady("a kernel's result is wrong on this GPU: no figure would mean anything")
     one.loops, one.multiprocessors = ready["loops"], ready["multiprocessors"]
-
-
-def _settle(one: _Bench) -> None:
-    """Wait until the driver has let go of the clients before: at the cap there is room for no other."""
-    if one.nvml is None or one.device is None or one.request.force:
-        return
-    limit = time.monotonic() + _SETTLE_S
-    while one.nvml.client_memory_mib(one.device.uuid) and time.monotonic() < limit:
-        if select.select([one.stop], [], [], 0.05)[0]:
-            raise Stopped
 
 
 def _run_all(one: _Bench, steps: Sequence[Step], progress: Callable[[int, Report], None]) -> None:
@@ -348,7 +236,7 @@ class _Samples:
 
     def take(self) -> None:
         now = time.monotonic()
-        nvml, device = self._one.nvml, self._one.device
+        nvml, device = self._one.sides.nvml, self._one.sides.device
         if nvml is None or device is None or not self.begin <= now <= self.end or now < self._due:
             return
         self._due = now + _SAMPLE_S
@@ -375,7 +263,7 @@ def _run(one: _Bench, step: Step) -> Run:
     :raises Stopped: at a signal.
     """
     request, samples = one.request, _Samples(one)
-    _settle(one)
+    sides.settle(one.sides, one.stop)
     with Crew(_commands(one, step.processes), _environment(one, step.series), one.stop) as crew:
         ready = crew.hear(_READY_S)
         wrong = [said for said in ready if said["under_mps"] not in (None, step.series.mps)]

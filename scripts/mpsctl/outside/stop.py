@@ -26,6 +26,11 @@ class Stop:
         with suppress(BlockingIOError):  # full: it is readable
             os.write(self._write, b"!")
 
+    @property
+    def name(self) -> str:
+        """The signal's name, for a report."""
+        return signal.Signals(self.requested).name if self.requested is not None else "a signal"
+
     def rearm(self) -> None:
         """Wait for the next one."""
         os.read(self._read, 4096)
