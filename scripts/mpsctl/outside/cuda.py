@@ -52,7 +52,8 @@ class Trial:
     """What a client is to do besides looking, and as whom.
 
     ``ordinal`` is the device among those it sees, ``uid`` the user that it becomes before libcuda is opened (root's
-    privilege), as a member of the group ``gid`` as well. Each of ``allocate_mib`` is allocated in one piece and freed again; ``kernel`` runs a small one.
+    privilege), as a member of the group ``gid`` as well. Each of ``allocate_mib`` is allocated in one piece and freed
+    again; ``kernel`` runs a small one.
     """
 
     ordinal: int = 0

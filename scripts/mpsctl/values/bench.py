@@ -21,15 +21,21 @@ _FULL = 0.97
 
 @dataclass(frozen=True)
 class Series:
-    """One way to share a GPU: time-sliced, or under MPS with a thread percentage and a memory limit in MiB."""
+    """One way to share a GPU: time-sliced, or under MPS with a thread percentage and a memory limit in MiB.
+
+    ``pipe_directory`` is that of another daemon than the one in question, with which it is compared.
+    """
 
     mps: bool
     thread_percentage: Optional[float] = None
     limit_mib: Optional[int] = None
+    pipe_directory: Optional[str] = None
 
     def __str__(self) -> str:
         if not self.mps:
             return "time-sliced"
+        if self.pipe_directory is not None:
+            return f"MPS of {self.pipe_directory}"
         parts = [] if self.thread_percentage is None else [f"{self.thread_percentage:g} %"]
         parts += [] if self.limit_mib is None else [f"{self.limit_mib} MiB"]
         return " ".join(["MPS", ", ".join(parts)]).strip()
@@ -118,7 +124,14 @@ def points(runs: Iterable[Run]) -> list[Point]:
         if not run.problem and run.rates:
             found.setdefault((run.step.series, run.step.processes), []).append(run)
     in_order = list(dict.fromkeys(series for series, _ in found))
-    in_order.sort(key=lambda series: (series.mps, -(series.thread_percentage or 1000), series.limit_mib or 0))
+    in_order.sort(
+        key=lambda series: (
+            series.mps,
+            series.pipe_directory is not None,
+            -(series.thread_percentage or 1000),
+            series.limit_mib or 0,
+        )
+    )
     return [_point(*key, found[key]) for key in sorted(found, key=lambda key: (in_order.index(key[0]), key[1]))]
 
 
@@ -189,7 +202,9 @@ def judge(found: Sequence[Point]) -> Verdict:
 def _best_of_each(found: Sequence[Point]) -> dict[int, Point]:
     best: dict[int, Point] = {}
     for point in found:
-        if point.series.mps and (point.processes not in best or point.throughput > best[point.processes].throughput):
+        if not point.series.mps or point.series.pipe_directory is not None:
+            continue
+        if point.processes not in best or point.throughput > best[point.processes].throughput:
             best[point.processes] = point
     return best
 
@@ -251,6 +266,35 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+@dataclass(frozen=True)
+class Against:
+    """What the daemon in question gives of the throughput of another one: the median over the rounds of both."""
+
+    pipe_directory: str
+    processes: int
+    rounds: int
+    part: float
+
+    def __str__(self) -> str:
+        return (
+            f"the daemon in question gives {self.part:.3f} of the throughput of the one at {self.pipe_directory}, at"
+            f" {self.processes} processes"
+        )
+
+
+def against(runs: Iterable[Run]) -> list[Against]:
+    """Each number of processes at which both daemons were measured. Runs of one round are compared with each other."""
+    of_both: dict[tuple[str, int], list[float]] = {}
+    good = [run for run in runs if not run.problem and run.throughput > 0]
+    own = {(run.step.round, run.step.processes): run.throughput for run in good if run.step.series == Series(True)}
+    for run in good:
+        mine = own.get((run.step.round, run.step.processes))
+        if run.step.series.pipe_directory is not None and mine is not None:
+            key = (run.step.series.pipe_directory, run.step.processes)
+            of_both.setdefault(key, []).append(mine / run.throughput)
+    return [Against(*key, len(parts), median(parts)) for key, parts in of_both.items()]
+
+
 def utilisation_note(found: Sequence[Point]) -> Optional[str]:
     """Where utilisation fell while work got faster: one line that says why, else None."""
     sliced = {point.processes: point for point in found if not point.series.mps}
@@ -305,7 +349,8 @@ class Report:
         problems = [
             f"{run.step.processes} processes, {run.step.series}: {run.problem}" for run in self.runs if run.problem
         ]
-        return [*self.notes, *([note] if note else []), *dict.fromkeys(problems)]
+        compared = [str(one) for one in against(self.runs)]
+        return [*self.notes, *([note] if note else []), *compared, *dict.fromkeys(problems)]
 
     def as_json(self) -> dict[str, Any]:
         about = {key: value for key, value in vars(self).items() if key not in ("runs", "notes")}
@@ -315,6 +360,7 @@ class Report:
             "verdict": {"pays": found.pays, "text": found.text},
             "notes": self.all_notes,
             **about,
+            "against": [asdict(one) for one in against(self.runs)],
             "points": [{**asdict(one), "series": str(one.series), "spread": one.spread} for one in self.points],
             "runs": [_run_as_json(run) for run in self.runs],
         }

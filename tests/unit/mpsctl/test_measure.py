@@ -240,7 +240,8 @@ def test_a_client_becomes_another_user_though_that_cannot_read_this_program(libr
         simulated_cuda.build(readable)
         script = (
             "import sys; sys.path.insert(0, sys.argv[1])\nfrom mpsctl.outside import cuda\n"
-            "with cuda.client({'LD_LIBRARY_PATH': sys.argv[2]}, 10, cuda.Trial(uid=65534, gid=2000, kernel=True)) as seen:\n"
+            "trial = cuda.Trial(uid=65534, gid=2000, kernel=True)\n"
+            "with cuda.client({'LD_LIBRARY_PATH': sys.argv[2]}, 10, trial) as seen:\n"
             "  print(seen.kernel_right)\n"
             "  print([l for l in open(f'/proc/{seen.pid}/status') if l.startswith(('Uid', 'Gid', 'Groups'))])"
         )
