@@ -18,6 +18,9 @@ _IDLE = 1.1
 _FULL = 0.97
 """From this part of the highest throughput on, more processes bring nothing more."""
 
+_LITTLE, _LONGER = 1.1, 2.0
+"""Less than so many times the throughput is little; more than so many times the wait is much longer."""
+
 
 @dataclass(frozen=True)
 class Series:
@@ -312,6 +315,22 @@ def utilisation_note(found: Sequence[Point]) -> Optional[str]:
     return None
 
 
+def latency_note(found: Sequence[Point]) -> Optional[str]:
+    """From where on more processes under MPS bring little but longer waits: one line, else None."""
+    shared = sorted(_best_of_each(found).values(), key=lambda point: point.processes)
+    for less, more in zip(shared, shared[1:]):
+        if not less.p99_ms or not more.p99_ms or not less.throughput:
+            continue
+        gain, longer = more.throughput / less.throughput, more.p99_ms / less.p99_ms
+        if gain < _LITTLE and longer > _LONGER:
+            return (
+                f"From {less.processes} to {more.processes} processes under MPS the throughput changes by"
+                f" {100 * (gain - 1):+.0f} % and the p99 latency grows {_times(longer)} times, from"
+                f" {_number(less.p99_ms)} to {_number(more.p99_ms)} ms."
+            )
+    return None
+
+
 @dataclass
 class Report:
     """All that a sweep found. ``stopped`` says by what it was cut short; ``notes`` are lines for people."""
@@ -345,12 +364,13 @@ class Report:
 
     @property
     def all_notes(self) -> list[str]:
-        note = utilisation_note(self.points)
+        points_ = self.points
+        told = [note for note in (utilisation_note(points_), latency_note(points_)) if note is not None]
         problems = [
             f"{run.step.processes} processes, {run.step.series}: {run.problem}" for run in self.runs if run.problem
         ]
         compared = [str(one) for one in against(self.runs)]
-        return [*self.notes, *([note] if note else []), *compared, *dict.fromkeys(problems)]
+        return [*self.notes, *told, *compared, *dict.fromkeys(problems)]
 
     def as_json(self) -> dict[str, Any]:
         about = {key: value for key, value in vars(self).items() if key not in ("runs", "notes")}

@@ -190,6 +190,30 @@ def test_a_sweep_that_was_cut_short_says_so() -> None:
 # -- forms
 
 
+@pytest.mark.parametrize(
+    ("p99_ms", "throughput", "says"),
+    [
+        (  # an H200 with driver 580, small kernels
+            {8: 0.357, 16: 0.366, 32: 4.38, 48: 12.1},
+            {8: 23_238.0, 16: 45_756.0, 32: 47_381.0, 48: 47_665.0},
+            "From 16 to 32 processes under MPS the throughput changes by +4 % and the p99 latency grows 12.0 times,"
+            " from 0.366 to 4.38 ms.",
+        ),
+        ({1: 1.0, 2: 4.0}, {1: 100.0, 2: 90.0}, "changes by -10 % and the p99 latency grows 4.0 times"),
+        ({1: 1.0, 2: 4.0}, {1: 100.0, 2: 190.0}, None),  # worth its wait
+        ({1: 1.0, 2: 1.9}, {1: 100.0, 2: 101.0}, None),
+        ({1: 1.0}, {1: 100.0}, None),
+    ],
+)
+def test_from_where_on_more_processes_only_wait(
+    p99_ms: Mapping[int, float], throughput: Mapping[int, float], says: Optional[str]
+) -> None:
+    runs = [run(MPS, count, throughput[count], p99_ms=p99_ms[count]) for count in p99_ms]
+    runs += [run(SLICED, count, 100.0, p99_ms=100.0 * count) for count in p99_ms]
+    note = bench.latency_note(bench.points(runs))
+    assert (note is None) if says is None else (says in str(note))
+
+
 def test_another_daemon_is_compared_round_by_round_and_has_no_part_in_the_verdict() -> None:
     drift = [1.0, 0.5, 0.25]  # of both alike: the rounds decide nothing
     rounds = [
