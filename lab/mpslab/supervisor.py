@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mpslab import cgroups, hosts, processes
+from mpslab import cgroups, hosts, passthrough, processes
 from mpslab.places import SOURCE
 from mpslab.places import places as lab_places
 
@@ -24,14 +24,18 @@ _CONSOLE_MAX_BYTES = 1 << 20
 _CGROUP2_MAGIC = 0x63677270
 
 
-def nspawn_command(name: str, root: Path) -> list[str]:
-    """How a host is booted: registered nowhere, with nothing of the machine bound or copied into it."""
+def nspawn_command(host: hosts.Host, root: Path) -> list[str]:
+    """How a host is booted: registered nowhere, with nothing of the machine bound or copied into it but a real GPU."""
+    # the loader's libraries lie beside a program that is not the machine's own
+    program = ["env", f"LD_LIBRARY_PATH={host.nspawn}", f"{host.nspawn}/systemd-nspawn"]
+    binds = passthrough.binds() if host.real else []
+    binds += [passthrough.Bind(Path(source), Path(target)) for source, target in host.shares]
     return [
-        "systemd-nspawn",
+        *(program if host.nspawn else ["systemd-nspawn"]),
         "--quiet",
         "--boot",
         f"--directory={root}",
-        f"--machine={name}",
+        f"--machine={host.name}",
         "--register=no",
         "--keep-unit",
         "--settings=no",
@@ -40,6 +44,7 @@ def nspawn_command(name: str, root: Path) -> list[str]:
         "--timezone=off",
         "--console=read-only",
         "--kill-signal=SIGRTMIN+3",
+        *(bind.option() for bind in binds),
     ]
 
 
@@ -66,14 +71,15 @@ def main(name: str) -> None:
     places = lab_places()
     base = hosts.folder(places, name)
     os.umask(0o022)
-    _mount(base, hosts.find(places, name))
+    host = hosts.find(places, name)
+    _mount(base, host)
     boot = 0
     code = REBOOT
     while code == REBOOT:
         boot += 1
         cgroups.remove(places, name)
         group = cgroups.create(places, name, boot)
-        code = _boot(base, group, nspawn_command(name, base / "root"))
+        code = _boot(base, group, nspawn_command(host, base / "root"))
     cgroups.remove(places, name)
 
 

@@ -12,12 +12,12 @@ say() { printf '%s  %s\n' "$(date +%T)" "$*"; }
 
 say "building the host root"
 mmdebstrap --quiet --variant=essential --components=main \
-  --include=systemd,systemd-sysv,dbus,python3,systemd-container,iproute2,procps \
+  --include=systemd,systemd-sysv,dbus,python3,systemd-container,openssh-server,iproute2,procps \
   --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
   --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/lib/x86_64-linux-gnu/gconv/*' \
   bookworm "$root"
 rm -rf "$root"/var/lib/apt/lists/* "$root"/var/cache/apt/* "$root"/usr/share/{i18n,zoneinfo,bash-completion} \
-  "$root"/dev/* "$root"/etc/machine-id
+  "$root"/dev/* "$root"/etc/{machine-id,hostname,resolv.conf} "$root"/etc/ssh/ssh_host_*
 
 say "taking systemd-nspawn and its libraries out"
 cp "$root/usr/bin/systemd-nspawn" "$work/bundle/nspawn/"
