@@ -81,7 +81,7 @@ def binds(machine: Path = Path("/"), listing: Optional[str] = None) -> list[Bind
 def _own_folder(machine: Path) -> list[Bind]:
     for name in _FOLDERS:
         folder = machine / name
-        if any((folder / part / "libcuda.so.1").exists() for part in _PARTS):
+        if any(any((folder / part).glob("libcuda.so*")) for part in _PARTS):
             return [Bind(folder / part, TARGET / part) for part in _PARTS if (folder / part).is_dir()]
     return []
 

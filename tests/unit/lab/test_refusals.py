@@ -83,7 +83,7 @@ def test_wishes_that_cannot_be(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(machine, "check", lambda _: None)
+    monkeypatch.setattr(machine, "check", lambda _, **__: None)
     assert words in refusal(capsys, "up", *arguments)
 
 
@@ -98,7 +98,7 @@ def test_a_fault_of_one_gpu_names_it_and_one_of_all_names_none(
     monkeypatch: pytest.MonkeyPatch,
     lab_directory: Path,
 ) -> None:
-    monkeypatch.setattr(machine, "check", lambda _: None)
+    monkeypatch.setattr(machine, "check", lambda _, **__: None)
     made = hosts.Host("lab-01", "127.77.0.11", 22, "bookworm", "550.1", "550.1", 2, "h200", (), ())
     (lab_directory / "hosts/lab-01").mkdir(parents=True)
     (lab_directory / "hosts/lab-01/host.json").write_text(json.dumps(asdict(made)))
