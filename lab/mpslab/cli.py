@@ -154,7 +154,8 @@ def _wish(options: argparse.Namespace) -> fleet.Wish:
 def _real_wish(options: argparse.Namespace) -> fleet.Wish:
     """:raises LabError: with options that only simulated GPUs and drivers can follow."""
     for name in ("gpus", "model", "mig", "daemon", "no_daemon", "driver_delay"):
-        if getattr(options, name) not in (None, False):
+        value = getattr(options, name)
+        if value is not None and value is not False:
             raise LabError(
                 f"found --gpu real with --{name.replace('_', '-')}: such hosts have all GPUs of this machine and its "
                 "driver as they are; leave one of both away"
