@@ -1,6 +1,6 @@
 #!/bin/bash
 # Pack everything that a test on a GPU machine needs into build/gpu-bundle.tar.xz: a small Debian host root
-# with systemd, systemd-nspawn with the libraries it needs outside of it, and Ansible as it stands on the
+# with systemd and sshd, systemd-nspawn with the libraries it needs outside of it, and Ansible as it stands on the
 # package index. Nothing of it is NVIDIA's: the driver and its MPS daemon are the GPU machine's own.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
