@@ -231,7 +231,9 @@ def _wanted(wish: Wish, present: dict[str, hosts.Host], parts: _Parts, foreign: 
 
 def _same(wished: hosts.Host, there: hosts.Host) -> hosts.Host:
     """Layers from newer sources are no difference to the user: they come with the next down and up."""
-    for field in ("gpu", "release", "daemon", "gpus", "model", "mig", "shares"):
+    # a real host has the GPUs that its machine has at each boot
+    more = ("shares",) if wished.real else ("gpus", "model", "mig")
+    for field in ("gpu", "release", "daemon", *more):
         found, expected = getattr(there, field), getattr(wished, field)
         if found != expected:
             raise LabError(

@@ -145,7 +145,10 @@ def make(places: Places, host: Host, driver: Driver) -> None:
         private.chmod(0o700)
     key = upper / "etc/ssh/ssh_host_ed25519_key"
     keys.make(key, host.name, Path(host.lower[-1]))
-    _write(base / "host.json.new", json.dumps(asdict(host), indent=1))
+    # labs of other checkouts read this too: what goes without saying of a simulated host is not said
+    unsaid = () if host.real else ("gpu", "shares", "nspawn")
+    entry = {name: value for name, value in asdict(host).items() if name not in unsaid}
+    _write(base / "host.json.new", json.dumps(entry, indent=1))
     os.rename(base / "host.json.new", base / "host.json")
 
 
