@@ -16,6 +16,8 @@ over dev dev
 for name in nvidia0 nvidia1 nvidiactl nvidia-uvm; do
     mknod -m 0666 "/dev/$name" c 1 3
 done
+mkdir /dev/nvidia-caps
+mknod -m 0400 /dev/nvidia-caps/nvidia-cap1 c 1 3
 over local usr/local
 if [ "$kind" = bare ]; then programs=/usr/local/nvidia/bin libraries=/usr/local/nvidia/lib64; else
     programs=/usr/local/bin libraries=/usr/local/lib

@@ -127,7 +127,8 @@ def test_the_driver_is_found_and_cannot_be_written_to(machine: Machine, inside: 
 
 
 def test_the_devices_are_the_machine_s(machine: Machine) -> None:
-    assert machine.ask("ls /dev/nvidia* | xargs; echo word >/dev/nvidia0").split() == [
+    assert machine.ask("find /dev/nvidia* -type c | sort; echo word >/dev/nvidia0").split() == [
+        "/dev/nvidia-caps/nvidia-cap1",
         "/dev/nvidia-uvm",
         "/dev/nvidia0",
         "/dev/nvidia1",
