@@ -13,6 +13,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -205,6 +206,8 @@ def on_a_host(trial: Callable[[Host], None]) -> int:
     release = next(line for line in Path("/etc/os-release").read_text().splitlines() if line.startswith("PRETTY"))
     print(f"{before}Linux {os.uname().release.split('-')[0]}, {release}, {os.cpu_count()} cores")
     folder = Path(tempfile.mkdtemp(prefix="mps-gpu-", dir="/var/tmp"))
+    print(f"-- the lab lies in {folder}; should this be killed: MPS_LAB_DIR={folder} lab/lab down", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the host is taken down then too
     host = Host(folder)
     try:
         begin = time.monotonic()
