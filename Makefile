@@ -45,7 +45,7 @@ unit: setup lab-parts ## unit tests, and contract tests against NVIDIA's control
 	pytest -q tests/contract
 
 .PHONY: controllers
-controllers: setup lab-parts ## whole lab hosts: the oldest and the newest Ansible; a rollout that stops; runs that are killed
+controllers: setup lab-parts ## whole lab hosts: the oldest and the newest Ansible; a rollout that stops; runs that are killed; a real GPU's stand-in
 	pytest -q tests/lab
 
 .PHONY: molecule

@@ -18,6 +18,6 @@ check scripts molecule/tests
 check scripts molecule/faults/tests
 check . -p tests.lab
 check .:lab:scripts:tests/contract:tests/unit/mpsctl tests/soak/*.py
-check scripts tests/gpu/*.py
+check lab:scripts tests/gpu/*.py
 check scripts tests/bench/*.py
 exit $failed

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Optional, Sequence
 
-from mpslab import cgroups, hosts, processes, supervisor
+from mpslab import cgroups, enter, hosts, processes, ssh, supervisor
 from mpslab.errors import LabError
 from mpslab.places import Places
 
@@ -52,25 +52,41 @@ def host_root(places: Places, host: hosts.Host) -> Path:
     return Path(f"/proc/{leader}/root") if leader else hosts.folder(places, host.name) / "upper"
 
 
-def wait_for_ssh(places: Places, waiting: Sequence[hosts.Host], timeout_s: float) -> None:
-    """Wait until every host's sshd greets.
+def wait(places: Places, waiting: Sequence[hosts.Host], timeout_s: float) -> None:
+    """Wait until every host's sshd greets; where this machine has no ssh, until its systemd says that it is up.
 
     :raises LabError: naming those that do not, with the end of the first one's console.
     """
     deadline = time.monotonic() + timeout_s
     left = list(waiting)
+    by_ssh = ssh.client() is not None
     while left:
-        left = [host for host in left if not _greets(host)]
+        left = [host for host in left if not (_greets(host) if by_ssh else is_up(places, host.name))]
         dead = [host for host in left if supervisor_pid(places, host.name) is None]
         if dead and time.monotonic() > deadline - timeout_s + 5:
             raise LabError(f"{_names(dead)} ended while booting: {_last_words(places, dead[0])}")
         if left and time.monotonic() > deadline:
             raise LabError(
-                f"no ssh on {_names(left)} within {timeout_s:.0f} s; see {hosts.folder(places, left[0].name)}/"
+                f"{_names(left)} did not answer within {timeout_s:.0f} s; see {hosts.folder(places, left[0].name)}/"
                 f"{supervisor.CONSOLE}"
             )
         if left:
             time.sleep(0.05)
+
+
+def is_up(places: Places, name: str) -> bool:
+    """Whether the host's boot is over, by its own systemd, well or not."""
+    leader = leader_pid(places, name)
+    if leader is None:
+        return False
+    asked = subprocess.run(
+        enter.command(leader, ["systemctl is-system-running"]),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return asked.stdout.strip() in ("running", "degraded")
 
 
 def _greets(host: hosts.Host) -> bool:

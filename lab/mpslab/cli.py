@@ -6,9 +6,9 @@ import argparse
 import json
 import os
 import sys
-from typing import Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
-from mpslab import daemons, fleet, gpus, hosts, machine, models, roots, ssh
+from mpslab import boot, daemons, enter, fleet, gpus, hosts, machine, models, passthrough, roots, ssh
 from mpslab.errors import LabError
 from mpslab.places import Places, places
 
@@ -16,20 +16,34 @@ from mpslab.places import Places, places
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lab/lab",
-        description="Real systemd hosts on this machine, with NVIDIA's own MPS control daemon and simulated GPUs.",
+        description="Real systemd hosts on this machine, with NVIDIA's own MPS control daemon, and with GPUs that are "
+        "simulated or this machine's own.",
         epilog="State lies in .lab/ of the project, or in MPS_LAB_DIR. Exit: 0 done, 1 refused or failed, 2 usage.",
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     verb = verbs.add_parser("up", help="make and boot hosts; what is there as asked stays")
-    verb.add_argument("--hosts", type=int, default=3, metavar="N", help="how many (default 3)")
-    verb.add_argument("--gpus", type=int, default=2, metavar="M", help="simulated GPUs a host (default 2, 0 for none)")
-    verb.add_argument("--model", choices=models.names(), default="h200", help="GPU model (default h200)")
-    verb.add_argument("--mig", default="", metavar="PROFILES", help="MIG devices on every GPU, such as 3g.40gb,3g.40gb")
+    verb.add_argument("--hosts", type=int, metavar="N", help="how many (default 3; 1 with a real GPU)")
+    verb.add_argument(
+        "--gpu",
+        choices=(hosts.SIMULATED_GPU, hosts.REAL_GPU),
+        default=hosts.SIMULATED_GPU,
+        help="real: all GPUs of this machine, with its driver (default simulated)",
+    )
+    verb.add_argument(
+        "--share",
+        action="append",
+        default=[],
+        metavar="SOURCE[:TARGET]",
+        help="with a real GPU: a folder of this machine, with all below, to be read in the hosts",
+    )
+    verb.add_argument("--gpus", type=int, metavar="M", help="simulated GPUs a host (default 2, 0 for none)")
+    verb.add_argument("--model", choices=models.names(), help="GPU model (default h200)")
+    verb.add_argument("--mig", metavar="PROFILES", help="MIG devices on every GPU, such as 3g.40gb,3g.40gb")
     daemon = verb.add_mutually_exclusive_group()
-    daemon.add_argument("--daemon", choices=sorted(daemons.SUITES), default="550", help="NVIDIA's daemon (default 550)")
+    daemon.add_argument("--daemon", choices=sorted(daemons.SUITES), help="NVIDIA's daemon (default 550)")
     daemon.add_argument("--no-daemon", action="store_true", help="hosts without the daemon's package")
-    verb.add_argument("--release", choices=roots.RELEASES, default="bookworm", help="Debian (default bookworm)")
+    verb.add_argument("--release", choices=roots.RELEASES, help="Debian (default bookworm)")
     verb.add_argument("--driver-delay", type=float, metavar="SECONDS", help="the driver loads this late")
     verb.add_argument("--prefix", default="lab", metavar="NAME", help="hosts are NAME-01 … (default lab)")
 
@@ -90,8 +104,7 @@ def _do(options: argparse.Namespace, where: Places) -> None:
     if options.verb == "list":
         _list(where, options.json)
     elif options.verb == "ssh":
-        host = hosts.find(where, options.host)
-        os.execvp("ssh", ["ssh", "-F", str(ssh.config(where)), host.name, *options.command])
+        _ssh(where, hosts.find(where, options.host), options.command)
     elif options.verb == "down":
         # whatever else is missing by now, hosts can be removed
         machine.check_root()
@@ -100,26 +113,14 @@ def _do(options: argparse.Namespace, where: Places) -> None:
         with fleet.lock(where):
             fleet.down(where, options.prefix)
     else:
-        machine.check(where)
+        machine.check(where, with_parts=options.verb != "up" or options.gpu != hosts.REAL_GPU)
         with fleet.lock(where):
             _change(options, where)
 
 
 def _change(options: argparse.Namespace, where: Places) -> None:
     if options.verb == "up":
-        fleet.up(
-            where,
-            fleet.Wish(
-                count=options.hosts,
-                gpus=options.gpus,
-                model=options.model,
-                daemon=None if options.no_daemon else options.daemon,
-                release=options.release,
-                driver_delay_s=None if options.driver_delay is None else _seconds(options.driver_delay),
-                prefix=options.prefix,
-                mig=tuple(filter(None, options.mig.split(","))),
-            ),
-        )
+        fleet.up(where, _real_wish(options) if options.gpu == hosts.REAL_GPU else _wish(options))
     elif options.verb == "roots":
         fleet.build(where, (options.release,) if options.release else roots.RELEASES)
     elif options.verb == "gpu":
@@ -136,6 +137,54 @@ def _seconds(value: float) -> float:
     return value
 
 
+def _wish(options: argparse.Namespace) -> fleet.Wish:
+    return fleet.Wish(
+        count=3 if options.hosts is None else options.hosts,
+        gpus=2 if options.gpus is None else options.gpus,
+        model=options.model or "h200",
+        daemon=None if options.no_daemon else options.daemon or "550",
+        release=options.release or "bookworm",
+        driver_delay_s=None if options.driver_delay is None else _seconds(options.driver_delay),
+        prefix=options.prefix,
+        mig=tuple(filter(None, (options.mig or "").split(","))),
+        shares=tuple(map(passthrough.share, options.share)),
+    )
+
+
+def _real_wish(options: argparse.Namespace) -> fleet.Wish:
+    """:raises LabError: with options that only simulated GPUs and drivers can follow."""
+    for name in ("gpus", "model", "mig", "daemon", "no_daemon", "driver_delay"):
+        value = getattr(options, name)
+        if value is not None and value is not False:
+            raise LabError(
+                f"found --gpu real with --{name.replace('_', '-')}: such hosts have all GPUs of this machine and its "
+                "driver as they are; leave one of both away"
+            )
+    return fleet.Wish(
+        count=1 if options.hosts is None else options.hosts,
+        gpus=0,
+        model="",
+        daemon=None,
+        release=options.release or "",
+        driver_delay_s=None,
+        prefix=options.prefix,
+        shares=tuple(map(passthrough.share, options.share)),
+        gpu=hosts.REAL_GPU,
+    )
+
+
+def _ssh(where: Places, host: hosts.Host, words: list[str]) -> None:
+    """By ssh; where this machine has none, through the host's namespaces."""
+    client = ssh.client()
+    if client is not None:
+        os.execv(client, ["ssh", "-F", str(ssh.config(where)), host.name, *words])
+    leader = boot.leader_pid(where, host.name)
+    if leader is None:
+        raise LabError(f"{host.name} is not running (or reboots just now); try again, or run `lab/lab up` again")
+    inside = enter.command(leader, words, os.environ.get("TERM", "dumb"))
+    os.execvp(inside[0], inside)
+
+
 def _list(where: Places, as_json: bool) -> None:
     rows = fleet.listing(where)
     if as_json:
@@ -144,11 +193,18 @@ def _list(where: Places, as_json: bool) -> None:
     if not rows:
         print("no hosts; lab/lab up --hosts 3 --gpus 2 makes some")
         return
-    print(f"{'HOST':<12} {'STATE':<8} {'ADDRESS':<18} {'DEBIAN':<9} {'DAEMON':<12} GPUS (simulated)")
+    print(f"{'HOST':<12} {'STATE':<8} {'ADDRESS':<18} {'DEBIAN':<9} {'DAEMON':<12} GPUS")
     for row in rows:
         address = row["address"] if row["port"] == 22 else f"{row['address']}:{row['port']}"
-        gpu_text = f"{row['gpus']} {row['model']}" + (f", MIG {','.join(row['mig'])}" if row["mig"] else "")
+        gpu_text = _gpu_text(row)
         print(
             f"{row['name']:<12} {row['state']:<8} {address:<18} {row['release']:<9} "
-            f"{row['daemon_version'] or 'none':<12} {gpu_text}"
+            f"{row['daemon_version'] or ('machine' if row['gpu'] == hosts.REAL_GPU else 'none'):<12} {gpu_text}"
         )
+
+
+def _gpu_text(row: Mapping[str, Any]) -> str:
+    if row["gpu"] == hosts.REAL_GPU:
+        return f"{row['gpus']} (real, driver {row['driver_version'] or 'unknown'})"
+    mig = f", MIG {','.join(row['mig'])}" if row["mig"] else ""
+    return f"{row['gpus']} {row['model']}{mig} (simulated)"

@@ -8,15 +8,31 @@ import re
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Iterator, Optional
 
-from mpslab import addresses, boot, cgroups, daemons, hosts, layer, limits, models, neighbours, removal, roots, ssh
+from mpslab import (
+    addresses,
+    boot,
+    bundle,
+    cgroups,
+    daemons,
+    hosts,
+    layer,
+    limits,
+    models,
+    neighbours,
+    passthrough,
+    removal,
+    roots,
+    ssh,
+)
 from mpslab.errors import LabError
 from mpslab.places import Places
 from mpslab.progress import say, step
 
 _DRIVER_WITHOUT_DAEMON = "550.163.01"
-_SSH_TIMEOUT_S = 60.0
+_BOOT_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -32,6 +48,13 @@ class Wish:
     """None: at once, and what was said of hosts that are there already stands."""
     prefix: str
     mig: tuple[str, ...] = ()
+    shares: tuple[tuple[str, str], ...] = ()
+    """Folders of the machine and where hosts have them; only with a real GPU."""
+    gpu: str = hosts.SIMULATED_GPU
+
+    @property
+    def real(self) -> bool:
+        return self.gpu == hosts.REAL_GPU
 
 
 @contextmanager
@@ -56,9 +79,9 @@ def up(places: Places, wish: Wish) -> None:
     _check(wish)
     removal.remove(places.builds)
     present = {host.name: host for host in hosts.load(places)}
-    parts = _parts(places, wish)
+    parts = _real_parts(places, wish) if wish.real else _parts(places, wish)
     removal.remove(places.builds)
-    ssh.make_key(places)
+    ssh.make_key(places, Path(parts.lower[-1]))
     # other labs wait until this one's host.json files say which addresses it has
     with neighbours.alone(places) as others:
         wanted = _wanted(wish, present, parts, [host for other in others for host in hosts.load(other)])
@@ -73,13 +96,22 @@ def up(places: Places, wish: Wish) -> None:
     more = [name for name in present if _prefix(name) == wish.prefix and name not in {host.name for host in wanted}]
     if more:
         say(f"also there, from an earlier up: {', '.join(sorted(more))}; `lab/lab down` removes all")
-    real = f"NVIDIA control daemon {wanted[0].daemon}" if wanted[0].daemon else "no NVIDIA control daemon"
-    simulated = f"{', '.join(hosts.SIMULATED)} ({wish.gpus} {wish.model} a host)"
-    say(f"real: systemd, ssh, reboots, {real}; simulated: {simulated}")
+    say(_what_is_real(wanted[0]))
     say(
         f"{_count(wanted)} up in {time.monotonic() - begun:.1f} s, {wanted[0].name} to {wanted[-1].name}; "
         f"next: lab/lab list, lab/lab ssh {wanted[0].name}"
     )
+
+
+def _what_is_real(host: hosts.Host) -> str:
+    if host.real:
+        driver = f"driver {host.driver_version}" if host.driver_version else "its driver"
+        return (
+            f"real: all; the GPUs are this machine's own ({host.gpus}, {driver}), shared with whatever else runs there"
+        )
+    daemon = f"NVIDIA control daemon {host.daemon}" if host.daemon else "no NVIDIA control daemon"
+    simulated = f"{', '.join(hosts.SIMULATED)} ({host.gpus} {host.model} a host)"
+    return f"real: systemd, ssh, reboots, {daemon}; simulated: {simulated}"
 
 
 def _boot(places: Places, wanted: list[hosts.Host]) -> None:
@@ -95,18 +127,24 @@ def _boot(places: Places, wanted: list[hosts.Host]) -> None:
         with step(f"booting {_count(starting)}"):
             for host in starting:
                 boot.start(places, host)
-            boot.wait_for_ssh(places, starting, _SSH_TIMEOUT_S)
-    boot.wait_for_ssh(places, [host for host in wanted if host not in starting], _SSH_TIMEOUT_S)
+            boot.wait(places, starting, _BOOT_TIMEOUT_S)
+    boot.wait(places, [host for host in wanted if host not in starting], _BOOT_TIMEOUT_S)
 
 
 def _check(wish: Wish) -> None:
     if not 1 <= wish.count <= addresses.MAX_HOSTS:
         raise LabError(f"found --hosts {wish.count}, expected 1 to {addresses.MAX_HOSTS}")
+    if wish.shares and not wish.real:
+        raise LabError(
+            "found --share without --gpu real: nothing of this machine reaches a simulated host; copy files with "
+            "`lab/lab ssh HOST 'cat >FILE' <FILE`"
+        )
     if not 0 <= wish.gpus <= models.MAX_GPUS:
         raise LabError(f"found --gpus {wish.gpus}, expected 0 to {models.MAX_GPUS}")
     if not re.fullmatch(r"[a-z][a-z0-9]{0,19}(-[a-z0-9]+)*", wish.prefix) or len(wish.prefix) > 40:
         raise LabError(f"found --prefix {wish.prefix}, expected a host name in lower case")
-    models.check_mig(wish.model, wish.mig)
+    if not wish.real:
+        models.check_mig(wish.model, wish.mig)
 
 
 def _prefix(name: str) -> str:
@@ -120,6 +158,9 @@ class _Parts:
     lower: tuple[str, ...]
     daemon: Optional[str]
     driver_version: str
+    release: str
+    gpus: int
+    nspawn: str = ""
 
 
 def _parts(places: Places, wish: Wish) -> _Parts:
@@ -127,11 +168,26 @@ def _parts(places: Places, wish: Wish) -> _Parts:
     root = roots.root(places, wish.release)
     layers = [layer.layer(places), root]
     if wish.daemon is None:
-        return _Parts(tuple(map(str, layers)), None, _DRIVER_WITHOUT_DAEMON)
+        return _Parts(tuple(map(str, layers)), None, _DRIVER_WITHOUT_DAEMON, wish.release, wish.gpus)
     fetched = daemons.daemon(places, wish.daemon, root)
     layers.insert(1, fetched.layer)
     # NVIDIA ships both together, so the simulated driver says the daemon's version
-    return _Parts(tuple(map(str, layers)), fetched.version, fetched.version)
+    return _Parts(tuple(map(str, layers)), fetched.version, fetched.version, wish.release, wish.gpus)
+
+
+def _real_parts(places: Places, wish: Wish) -> _Parts:
+    """A root and nothing simulated over it: built here, or out of the bundle where this machine cannot do that."""
+    gpus = passthrough.gpus()
+    # what is missing of the driver is said here, and not by a host that does not boot
+    passthrough.binds()
+    archive = bundle.wanted()
+    if archive is None:
+        root = roots.root(places, wish.release or roots.RELEASES[0])
+        return _Parts((str(root),), None, gpus.driver_version, root.name.partition("-")[0], gpus.count)
+    parts = bundle.unpack(places, archive)
+    if wish.release not in ("", parts.release):
+        raise LabError(f"found --release {wish.release}, {archive} has {parts.release}; leave --release away")
+    return _Parts((str(parts.root),), None, gpus.driver_version, parts.release, gpus.count, str(parts.nspawn))
 
 
 def _wanted(wish: Wish, present: dict[str, hosts.Host], parts: _Parts, foreign: list[hosts.Host]) -> list[hosts.Host]:
@@ -157,13 +213,16 @@ def _wanted(wish: Wish, present: dict[str, hosts.Host], parts: _Parts, foreign: 
             name=f"{wish.prefix}-{number:02d}",
             address=addresses.address(block, number),
             port=port,
-            release=wish.release,
+            release=parts.release,
             daemon=parts.daemon,
             driver_version=parts.driver_version,
-            gpus=wish.gpus,
+            gpus=parts.gpus,
             model=wish.model,
             mig=wish.mig,
             lower=parts.lower,
+            gpu=wish.gpu,
+            shares=wish.shares,
+            nspawn=parts.nspawn,
         )
         there = present.get(host.name)
         wanted.append(host if there is None else _same(host, there))
@@ -172,7 +231,9 @@ def _wanted(wish: Wish, present: dict[str, hosts.Host], parts: _Parts, foreign: 
 
 def _same(wished: hosts.Host, there: hosts.Host) -> hosts.Host:
     """Layers from newer sources are no difference to the user: they come with the next down and up."""
-    for field in ("release", "daemon", "gpus", "model", "mig"):
+    # a real host has the GPUs that its machine has at each boot
+    more = ("shares",) if wished.real else ("gpus", "model", "mig")
+    for field in ("gpu", "release", "daemon", *more):
         found, expected = getattr(there, field), getattr(wished, field)
         if found != expected:
             raise LabError(
@@ -235,7 +296,10 @@ def listing(places: Places) -> list[dict[str, Any]]:
                 "mig": list(host.mig),
                 "state": "running" if running else "stopped",
                 "leader_pid": boot.leader_pid(places, host.name),
-                "simulated": list(hosts.SIMULATED),
+                "gpu": host.gpu,
+                "driver_version": host.driver_version,
+                "shares": [f"{source}:{target}" for source, target in host.shares],
+                "simulated": [] if host.real else list(hosts.SIMULATED),
             }
         )
     return found
@@ -243,7 +307,7 @@ def listing(places: Places) -> list[dict[str, Any]]:
 
 def set_driver(places: Places, name: str, driver: hosts.Driver) -> None:
     """Say how a host's simulated driver behaves from its next boot on."""
-    host = hosts.find(places, name)
+    host = hosts.find_simulated(places, name)
     if host.gpus == 0:
         raise LabError(f"{name} has no GPU, so no driver ever loads there")
     hosts.write_driver(boot.host_root(places, host), host, driver)
@@ -259,7 +323,7 @@ DRIVER_FAULTS = {
 
 def plant_driver_fault(places: Places, name: str, fault: str) -> None:
     """Let the simulated driver of a running host fail, or take every such fault away where ``fault`` is empty."""
-    host = hosts.find(places, name)
+    host = hosts.find_simulated(places, name)
     if boot.leader_pid(places, name) is None:
         raise LabError(f"{name} is not running, and this fault is forgotten at a boot; run `lab/lab up` again")
     run = boot.host_root(places, host) / "run/mps-lab"

@@ -31,7 +31,7 @@ def plant(places: Places, name: str, act: str, index: Optional[int] = None) -> N
 
     :raises LabError: if it is not running, or has no GPU of that index.
     """
-    host, fault = hosts.find(places, name), FAULTS[act]
+    host, fault = hosts.find_simulated(places, name), FAULTS[act]
     if fault.one_gpu != (index is not None):
         raise LabError(f"found {act} {'without an' if index is None else 'with a GPU'} index; see `lab/lab gpu --help`")
     if index is not None and not 0 <= index < host.gpus:

@@ -5,16 +5,39 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Optional
 
-from mpslab import models, processes, removal
+from mpslab import keys, models, passthrough, removal
 from mpslab.errors import LabError
 from mpslab.places import Places
 
 SIMULATED = ("NVML", "PCI bus", "NVIDIA driver")
+SIMULATED_GPU, REAL_GPU = "simulated", "real"
 USER = "root"
+_REAL_FILES = {
+    "etc/environment": f"PATH={passthrough.PATH}\n",
+    "etc/systemd/system.conf.d/mps-lab.conf": f"[Manager]\nDefaultEnvironment=PATH={passthrough.PATH}\n",
+    "etc/ld.so.conf.d/mps-lab.conf": f"{passthrough.TARGET}/lib64\n{passthrough.TARGET}/lib\n",
+    "etc/systemd/system/sysinit.target.d/mps-lab.conf": "[Unit]\nWants=lab-driver.service\n",
+    "etc/systemd/system/lab-driver.service": """\
+[Unit]
+Description=The machine's NVIDIA driver, found by the loader
+DefaultDependencies=no
+After=local-fs.target
+Before=sysinit.target
+Conflicts=shutdown.target
+Before=shutdown.target
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/sbin/ldconfig
+""",
+}
+"""Of a host with a real GPU: where the driver that is passed through lies."""
+
 _DISPLAY_CLASS, _NVIDIA = "0x030200", "0x10de"
 
 
@@ -32,7 +55,17 @@ class Host:
     model: str
     mig: tuple[str, ...]
     lower: tuple[str, ...]
-    """The overlay's read-only layers, topmost first."""
+    """The overlay's read-only layers, topmost first; the last is the root."""
+    gpu: str = SIMULATED_GPU
+    shares: tuple[tuple[str, str], ...] = ()
+    """Folders of the machine and where the host has them, to be read there."""
+    nspawn: str = ""
+    """The folder of systemd-nspawn and its libraries where the machine's own is not used."""
+
+    @property
+    def real(self) -> bool:
+        """Whether it has the machine's GPUs, and nothing simulated."""
+        return self.gpu == REAL_GPU
 
 
 @dataclass(frozen=True)
@@ -50,10 +83,13 @@ def folder(places: Places, name: str) -> Path:
 
 def load(places: Places) -> list[Host]:
     """All hosts that were made whole."""
+    # a lab of another checkout of this machine may have been made by other sources: what they say more is theirs
+    known = {field.name for field in fields(Host)}
     found = []
     for path in sorted(places.hosts.glob("*/host.json")):
-        entry = json.loads(path.read_text())
-        found.append(Host(**{**entry, "mig": tuple(entry["mig"]), "lower": tuple(entry["lower"])}))
+        entry = {name: value for name, value in json.loads(path.read_text()).items() if name in known}
+        shares = tuple((source, target) for source, target in entry.get("shares", ()))
+        found.append(Host(**{**entry, "mig": tuple(entry["mig"]), "lower": tuple(entry["lower"]), "shares": shares}))
     return found
 
 
@@ -70,6 +106,20 @@ def find(places: Places, name: str) -> Host:
     raise LabError(f"found host name {name}, the lab has {has}")
 
 
+def find_simulated(places: Places, name: str) -> Host:
+    """One host whose GPUs and driver can be told to fail.
+
+    :raises LabError: if it has the machine's own.
+    """
+    host = find(places, name)
+    if host.real:
+        raise LabError(
+            f"found {name} with this machine's own GPU and driver (--gpu real), faults are planted in simulated ones; "
+            "take a host of `lab/lab up` without --gpu real"
+        )
+    return host
+
+
 def make(places: Places, host: Host, driver: Driver) -> None:
     """Write a host's folder; host.json comes last, so that a folder without one is known to be unfinished."""
     base = folder(places, host.name)
@@ -83,15 +133,22 @@ def make(places: Places, host: Host, driver: Driver) -> None:
     _write(upper / "etc/hosts", f"127.0.0.1 localhost\n{host.address} {host.name}\n")
     _write(upper / "etc/ssh/sshd_config.d/lab.conf", _sshd(host))
     _write(upper / "root/.ssh/authorized_keys", (places.ssh / "id_ed25519.pub").read_text(), 0o600)
-    gpus = models.gpus_file(host.name, host.gpus, host.model, host.driver_version, host.mig)
-    _write(upper / "etc/mps-lab/gpus", gpus)
-    _write(upper / "etc/tmpfiles.d/mps-lab.conf", _bus(host))
-    write_driver(upper, host, driver)
+    if host.real:
+        for name, text in _REAL_FILES.items():
+            _write(upper / name, text)
+    else:
+        gpus = models.gpus_file(host.name, host.gpus, host.model, host.driver_version, host.mig)
+        _write(upper / "etc/mps-lab/gpus", gpus)
+        _write(upper / "etc/tmpfiles.d/mps-lab.conf", _bus(host))
+        write_driver(upper, host, driver)
     for private in (upper / "root", upper / "root/.ssh"):
         private.chmod(0o700)
     key = upper / "etc/ssh/ssh_host_ed25519_key"
-    processes.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", host.name, "-f", key])
-    _write(base / "host.json.new", json.dumps(asdict(host), indent=1))
+    keys.make(key, host.name, Path(host.lower[-1]))
+    # labs of other checkouts read this too: what goes without saying of a simulated host is not said
+    unsaid = () if host.real else ("gpu", "shares", "nspawn")
+    entry = {name: value for name, value in asdict(host).items() if name not in unsaid}
+    _write(base / "host.json.new", json.dumps(entry, indent=1))
     os.rename(base / "host.json.new", base / "host.json")
 
 

@@ -7,6 +7,7 @@ import platform
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Iterable
 
 from mpslab import processes
 from mpslab.errors import LabError
@@ -21,9 +22,13 @@ _TOOLS = {
     "apt-get": "apt",
     "dpkg-deb": "dpkg",
     "unshare": "util-linux",
+    "nsenter": "util-linux",
     "setpriv": "util-linux",
     "mount": "mount",
 }
+ROOT_TOOLS = ("mmdebstrap", "systemd-nspawn", "apt-get")
+"""What builds and boots a host root; the others are for simulated hosts, or for every lab as these:"""
+_NAMESPACE_TOOLS = ("unshare", "nsenter", "setpriv", "mount")
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 
@@ -33,20 +38,21 @@ def multiarch() -> str:
     return _MULTIARCH[platform.machine()]
 
 
-def missing_packages() -> list[str]:
-    """The packages to install, by Debian's and Ubuntu's names."""
+def missing_packages(tools: Iterable[str] = tuple(_TOOLS)) -> list[str]:
+    """The packages to install for these tools, by Debian's and Ubuntu's names."""
     wanted: list[str] = []
-    for tool, package in _TOOLS.items():
+    for tool in tools:
         if shutil.which(tool, path=processes.ENVIRONMENT["PATH"]) is None:
-            wanted += package.split()
-    if not _KEYRING.exists():
+            wanted += _TOOLS[tool].split()
+    if "mmdebstrap" in tools and not _KEYRING.exists():
         wanted.append("debian-archive-keyring")
     return sorted(set(wanted))
 
 
-def check(places: Places) -> None:
+def check(places: Places, with_parts: bool = True) -> None:
     """See that the lab can run here.
 
+    :param with_parts: whether it has to build what hosts are made of, and to boot them with tools of this machine.
     :raises LabError: with what is missing and what to do.
     """
     if platform.system() != "Linux" or platform.machine() not in _MULTIARCH:
@@ -55,13 +61,13 @@ def check(places: Places) -> None:
             "daemon comes for these)"
         )
     check_root()
-    packages = missing_packages()
+    packages = missing_packages() if with_parts else missing_packages(_NAMESPACE_TOOLS)
     if packages:
         raise LabError(
             f"not installed on this machine: {' '.join(packages)}; run `apt-get install -y --no-install-recommends "
             f"{' '.join(packages)}`"
         )
-    if not Path("/etc/machine-id").exists():
+    if not Path("/etc/machine-id").exists() and with_parts:
         raise LabError("found no /etc/machine-id, systemd-nspawn needs one; run `systemd-machine-id-setup`")
     _check_mounts(places)
 

@@ -23,6 +23,10 @@ class Places:
         return self.base / "cache/roots"
 
     @property
+    def bundles(self) -> Path:
+        return self.base / "cache/bundles"
+
+    @property
     def daemons(self) -> Path:
         return self.base / "cache/daemons"
 

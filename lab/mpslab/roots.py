@@ -42,7 +42,7 @@ def root(places: Places, release: str) -> Path:
     if not ready.is_dir():
         for old in places.roots.glob(f"{release}-*"):
             # hosts may stand on it; it goes with the next `down`
-            if not _in_use(places, old):
+            if not in_use(places, old):
                 removal.remove(old)
         with step(f"building the {release} root with mmdebstrap (once; about half a minute)"):
             _build(places, release, ready)
@@ -53,7 +53,7 @@ def _digest() -> str:
     return hashlib.sha256(" ".join((*PACKAGES, COMPONENTS, *_NOT_FOR_HOSTS)).encode()).hexdigest()[:8]
 
 
-def _in_use(places: Places, root: Path) -> bool:
+def in_use(places: Places, root: Path) -> bool:
     return any(root.name in spec.read_text() for spec in places.hosts.glob("*/host.json"))
 
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
-from typing import Sequence
+from typing import Optional, Sequence
 
-from mpslab import hosts, processes, removal
+from mpslab import hosts, keys, removal
 from mpslab.places import Places
+
+
+def client() -> Optional[str]:
+    """This machine's ssh, if it has one."""
+    return shutil.which("ssh")
 
 
 def key(places: Places) -> Path:
@@ -15,12 +21,15 @@ def key(places: Places) -> Path:
     return places.ssh / "id_ed25519"
 
 
-def make_key(places: Places) -> None:
-    """Make the key once for the life of the lab."""
+def make_key(places: Places, root: Path) -> None:
+    """Make the key once for the life of the lab.
+
+    :param root: a host root.
+    """
     if not (places.ssh / "id_ed25519.pub").exists():
         removal.remove(places.ssh)
         places.ssh.mkdir(mode=0o700)
-        processes.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "lab", "-f", key(places)])
+        keys.make(key(places), "lab", root)
 
 
 def config(places: Places) -> Path:

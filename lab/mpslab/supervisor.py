@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mpslab import cgroups, hosts, processes
+from mpslab import cgroups, hosts, passthrough, processes
 from mpslab.places import SOURCE
 from mpslab.places import places as lab_places
 
@@ -24,14 +24,18 @@ _CONSOLE_MAX_BYTES = 1 << 20
 _CGROUP2_MAGIC = 0x63677270
 
 
-def nspawn_command(name: str, root: Path) -> list[str]:
-    """How a host is booted: registered nowhere, with nothing of the machine bound or copied into it."""
+def nspawn_command(host: hosts.Host, base: Path) -> list[str]:
+    """How a host is booted: registered nowhere, with nothing of the machine bound or copied into it but a real GPU."""
+    # the loader's libraries lie beside a program that is not the machine's own
+    program = ["env", f"LD_LIBRARY_PATH={host.nspawn}", f"{host.nspawn}/systemd-nspawn"]
+    binds = passthrough.binds() if host.real else []
+    binds += [passthrough.Bind(aside, Path(target)) for (_, target), aside in zip(host.shares, _aside(base, host))]
     return [
-        "systemd-nspawn",
+        *(program if host.nspawn else ["systemd-nspawn"]),
         "--quiet",
         "--boot",
-        f"--directory={root}",
-        f"--machine={name}",
+        f"--directory={base}/root",
+        f"--machine={host.name}",
         "--register=no",
         "--keep-unit",
         "--settings=no",
@@ -40,6 +44,7 @@ def nspawn_command(name: str, root: Path) -> list[str]:
         "--timezone=off",
         "--console=read-only",
         "--kill-signal=SIGRTMIN+3",
+        *(bind.option() for bind in binds),
     ]
 
 
@@ -66,27 +71,40 @@ def main(name: str) -> None:
     places = lab_places()
     base = hosts.folder(places, name)
     os.umask(0o022)
-    _mount(base, hosts.find(places, name))
+    host = hosts.find(places, name)
+    _mount(base, host)
     boot = 0
     code = REBOOT
     while code == REBOOT:
         boot += 1
         cgroups.remove(places, name)
         group = cgroups.create(places, name, boot)
-        code = _boot(base, group, nspawn_command(name, base / "root"))
+        code = _boot(base, group, nspawn_command(host, base))
     cgroups.remove(places, name)
 
 
 def _mount(base: Path, host: hosts.Host) -> None:
-    """The overlay, and two mounts that hide the machine: its /run, and an old cgroup layout that systemd has left."""
+    """The overlay, and two mounts that hide the machine: its /run, and an old cgroup layout that systemd has left.
+
+    What is shared is bound aside before the overlay is there: it may be the machine's whole tree, and a host shall not
+    find its own root in it a second time, where its mounts are not read-only.
+    """
     options = f"lowerdir={':'.join(host.lower)},upperdir={base}/upper,workdir={base}/work"
-    commands = [["mount", "-t", "overlay", "-o", options, f"lab-{host.name}", str(base / "root")]]
+    commands = []
     if _file_system(b"/sys/fs/cgroup") != _CGROUP2_MAGIC:
         commands.append(["mount", "-t", "cgroup2", "lab", "/sys/fs/cgroup"])
-    # last: mount itself keeps its books in /run
     commands.append(["mount", "-t", "tmpfs", "-o", "mode=0755", "lab", "/run"])
+    for (source, _), aside in zip(host.shares, _aside(base, host)):
+        aside.mkdir(parents=True, exist_ok=True)
+        commands.append(["mount", "--rbind", source, str(aside)])
+    commands.append(["mount", "-t", "overlay", "-o", options, f"lab-{host.name}", str(base / "root")])
     for command in commands:
         subprocess.run(command, check=True, env=processes.ENVIRONMENT)
+
+
+def _aside(base: Path, host: hosts.Host) -> list[Path]:
+    """Where in the supervisor's namespace each share is bound."""
+    return [base / "shares" / str(index) for index in range(len(host.shares))]
 
 
 def _file_system(path: bytes) -> int:

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Pack everything that a test on a GPU machine needs into build/gpu-bundle.tar.xz: a small Debian host root
-# with systemd, systemd-nspawn with the libraries it needs outside of it, and Ansible as it stands on the
+# with systemd and sshd, systemd-nspawn with the libraries it needs outside of it, and Ansible as it stands on the
 # package index. Nothing of it is NVIDIA's: the driver and its MPS daemon are the GPU machine's own.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -12,12 +12,12 @@ say() { printf '%s  %s\n' "$(date +%T)" "$*"; }
 
 say "building the host root"
 mmdebstrap --quiet --variant=essential --components=main \
-  --include=systemd,systemd-sysv,dbus,python3,systemd-container,iproute2,procps \
+  --include=systemd,systemd-sysv,dbus,python3,systemd-container,openssh-server,iproute2,procps \
   --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
   --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/lib/x86_64-linux-gnu/gconv/*' \
   bookworm "$root"
 rm -rf "$root"/var/lib/apt/lists/* "$root"/var/cache/apt/* "$root"/usr/share/{i18n,zoneinfo,bash-completion} \
-  "$root"/dev/* "$root"/etc/machine-id
+  "$root"/dev/* "$root"/etc/{machine-id,hostname,resolv.conf} "$root"/etc/ssh/ssh_host_*
 
 say "taking systemd-nspawn and its libraries out"
 cp "$root/usr/bin/systemd-nspawn" "$work/bundle/nspawn/"

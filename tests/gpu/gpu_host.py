@@ -1,33 +1,35 @@
-"""A host with real systemd and a real GPU passed through, for trials on silicon, and what they share.
+"""A host of the lab with the machine's real GPU, for trials on silicon, and what they share.
 
 Run as root on a machine with an NVIDIA driver, beside build/gpu-bundle.tar.xz (`make gpu-bundle`). The
-machine needs no systemd of its own: a host boots from the bundle with the driver passed through read-only. The
-compute mode, persistence and clocks of the GPU are left alone. Every command and its answer is printed; a check
-that does not hold ends the trial with exit code 1.
+machine needs no systemd of its own: `lab/lab up --gpu real` boots the host from the bundle with the driver passed
+through read-only. The compute mode, persistence and clocks of the GPU are left alone. The machine's files are below
+/machine in the host, to be read, and `machine-python3` there is the machine's own Python with what is installed for it.
+Every command and its answer is printed; a check that does not hold ends the trial with exit code 1.
 """
 
 from __future__ import annotations
 
-import glob
 import json
 import os
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
-import threading
 import time
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, NoReturn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "lab"))
+
+from mpslab import boot, enter, hosts, places
 
 PROJECT = Path(__file__).resolve().parents[2]
 BUNDLE = PROJECT / "build/gpu-bundle.tar.xz"
-DRIVER_FOLDERS = ("/usr/local/nvidia", "/opt/nvidia")
-PATH = "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin"
+PREFIX = "gpu"
 CLIENT = "/usr/bin/python3 /opt/project/tests/gpu/cuda_client.py"
 QUERY = "name,uuid,driver_version,memory.total,compute_mode,persistence_mode"
-REBOOT_EXIT_CODE = 133
 BOOT_DEADLINE_S = 60
 INVENTORY = """\
 gpu-nodes:
@@ -42,56 +44,59 @@ gpu-nodes:
 """
 
 
+MACHINE_PYTHON = """\
+#!/bin/sh
+# The machine's own Python and packages, on this host's devices, processes and /run; nobody else sees these mounts.
+exec unshare --mount --propagation private /bin/sh -ec '
+mount --rbind /dev /machine/dev
+mount --rbind /proc /machine/proc
+mount --rbind /run /machine/run
+mount -t tmpfs tmpfs /machine/tmp
+exec chroot /machine "$@"' sh {python} "$@"
+"""
+
+
 class Host:
-    """A systemd host in a container of its own, with the machine's GPU."""
+    """A host of a lab of its own, which lies in a folder: systemd in a container, with the machine's GPU."""
 
     def __init__(self, folder: Path) -> None:
-        self.root = folder / "root"
-        self._nspawn = folder / "nspawn"
-        self._process: subprocess.Popen[bytes] | None = None
-        self._stopping = False
-        self._thread = threading.Thread(target=self._keep, daemon=True)
-
-    def boot(self) -> None:
-        self._thread.start()
-        self.wait()
-
-    def _keep(self) -> None:
-        """Boot, and boot again when the host reboots itself."""
-        devices = [path for path in glob.glob("/dev/nvidia*") if not Path(path).is_dir()]
-        binds = [f"--bind={path}" for path in devices]
-        binds += [f"--bind-ro={folder}" for folder in DRIVER_FOLDERS if Path(folder).is_dir()]
-        # A folder with the loader's libraries beside it: the machine may have no systemd-nspawn.
-        environment = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(self._nspawn)}
-        command = [
-            str(self._nspawn / "systemd-nspawn"), "-q", "-D", str(self.root), "-M", "gpu-host", "--boot",
-            "--register=no", "--keep-unit", "--link-journal=no", "--kill-signal=SIGRTMIN+3",
-            "--resolv-conf=off", "--timezone=off", *binds,
-        ]  # fmt: skip
-        console = (self.root.parent / "console.log").open("ab")
-        while not self._stopping:
-            self._process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=console, stderr=console
-            )
-            if self._process.wait() != REBOOT_EXIT_CODE:
-                return
+        self._places = places.Places(folder)
+        self._name = f"{PREFIX}-01"
 
     @property
-    def _leader(self) -> str:
-        assert self._process is not None
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
-        return children[0]
+    def root(self) -> Path:
+        """The files of the booted host."""
+        return boot.host_root(self._places, hosts.find(self._places, self._name))
+
+    @property
+    def console(self) -> str:
+        path = hosts.folder(self._places, self._name) / "console.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def _lab(self, *words: str) -> None:
+        done = subprocess.run(
+            [sys.executable, str(PROJECT / "lab/lab"), *words],
+            env={**os.environ, "MPS_LAB_DIR": str(self._places.base), "MPS_LAB_BUNDLE": str(BUNDLE)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        print(done.stdout, end="", flush=True)
+        if done.returncode:
+            fail(f"`lab/lab {' '.join(words)}` ended with {done.returncode}")
+
+    def boot(self) -> None:
+        self._lab("up", "--gpu", "real", "--hosts", "1", "--prefix", PREFIX, "--share", "/:/machine")
+        self.wait()
 
     def run(self, command: str, check: bool = True, quiet: bool = False, timeout_s: float = 180) -> str:
-        """Run a shell command in the host; what it printed on both streams."""
-        inside = [
-            "env",
-            "-i",
-            "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin",
-            "LANG=C.UTF-8",
-        ]
+        """Run a shell command in the host, not by ssh: many at once, and at any moment; what both streams said."""
+        leader = boot.leader_pid(self._places, self._name)
+        if leader is None:
+            fail(f"`{command}`: the host is not running")
         done = subprocess.run(
-            ["nsenter", "-t", self._leader, "-m", "-p", "-u", "-i", "-C", *inside, "/bin/bash", "-c", command],
+            enter.command(leader, [command]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -112,27 +117,16 @@ class Host:
         end = time.monotonic() + BOOT_DEADLINE_S
         while time.monotonic() < end:
             time.sleep(0.2)
-            try:
-                state = self.run("systemctl is-system-running", check=False, quiet=True).strip()
-            except (FileNotFoundError, IndexError, AssertionError):
-                continue
-            if state in ("running", "degraded"):
-                print(f"-- the host is up: {state}")
+            if boot.is_up(self._places, self._name):
+                print("-- the host is up")
                 return
         fail(f"the host did not come up within {BOOT_DEADLINE_S} s")
 
     def stop(self) -> None:
-        self._stopping = True
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()  # nspawn passes the shutdown on
-            try:
-                self._process.wait(60)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-        self._thread.join(10)
+        self._lab("down")
 
 
-def fail(text: str) -> None:
+def fail(text: str) -> NoReturn:
     print(f"FAILED: {text}")
     sys.exit(1)
 
@@ -184,6 +178,18 @@ def kill_daemon_and_wait(host: Host, quiet: bool = False) -> float:
     return float(said.split()[-2])
 
 
+def _fill(root: Path) -> None:
+    """The project, as a controller has it, and the machine's Python."""
+    (root / "opt/project").mkdir()
+    for name in ("site.yml", "ansible.cfg", "playbooks", "roles", "scripts", "tests"):
+        source = PROJECT / name
+        target = root / "opt/project" / name
+        shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target)
+    python = root / "usr/local/bin/machine-python3"
+    python.write_text(MACHINE_PYTHON.format(python=shlex.quote(shutil.which("python3") or sys.executable)))
+    python.chmod(0o755)
+
+
 def on_a_host(trial: Callable[[Host], None]) -> int:
     """Run a trial on a host booted for it; the exit code of the program."""
     if os.geteuid() != 0 or not BUNDLE.is_file():
@@ -200,28 +206,14 @@ def on_a_host(trial: Callable[[Host], None]) -> int:
     release = next(line for line in Path("/etc/os-release").read_text().splitlines() if line.startswith("PRETTY"))
     print(f"{before}Linux {os.uname().release.split('-')[0]}, {release}, {os.cpu_count()} cores")
     folder = Path(tempfile.mkdtemp(prefix="mps-gpu-", dir="/var/tmp"))
-    machine_id = Path("/etc/machine-id")
-    lent_id = not machine_id.exists() or not machine_id.read_text().strip()
+    print(f"-- the lab lies in {folder}; should this be killed: MPS_LAB_DIR={folder} lab/lab down", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the host is taken down then too
     host = Host(folder)
     try:
-        with tarfile.open(BUNDLE) as bundle:
-            bundle.extractall(folder, filter="fully_trusted")
-        if lent_id:
-            machine_id.write_text(f"{os.urandom(16).hex()}\n")  # nspawn asks for the machine's
-        Path("/run/systemd/nspawn").mkdir(parents=True, exist_ok=True)
-        for place in ("dev", "opt/project"):
-            (host.root / place).mkdir(parents=True, exist_ok=True)
-        (host.root / "etc/machine-id").write_text(f"{os.urandom(16).hex()}\n")
-        (host.root / "etc/ld.so.conf.d/nvidia.conf").write_text(
-            "".join(f"{d}/lib64\n{d}/lib\n" for d in DRIVER_FOLDERS)
-        )
-        for name in ("site.yml", "ansible.cfg", "playbooks", "roles", "scripts", "tests"):
-            source = PROJECT / name
-            target = host.root / "opt/project" / name
-            shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target)
         begin = time.monotonic()
         host.boot()
-        host.run("ldconfig 2>/dev/null; systemctl --version | head -1; /usr/bin/python3 --version; nvidia-smi -L")
+        _fill(host.root)
+        host.run("systemctl --version | head -1; /usr/bin/python3 --version; nvidia-smi -L")
         print(f"-- booted within {time.monotonic() - begin:.1f} s")
         trial(host)
         after = subprocess.run(smi, capture_output=True, text=True, check=True).stdout
@@ -229,10 +221,9 @@ def on_a_host(trial: Callable[[Host], None]) -> int:
         print("PASSED")
         return 0
     finally:
-        host.stop()
-        if lent_id:
-            machine_id.write_text("")
-        console = folder / "console.log"
-        if console.exists() and "--console" in sys.argv:
-            print(console.read_text(errors="replace"))
-        shutil.rmtree(folder, ignore_errors=True)
+        if "--console" in sys.argv:
+            print(host.console)
+        try:
+            host.stop()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)

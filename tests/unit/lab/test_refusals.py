@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpslab import cgroups, cli, hosts, machine, processes
+from mpslab import bundle, cgroups, cli, hosts, machine, processes
 from mpslab.errors import LabError
 from mpslab.places import Places
 
@@ -75,6 +75,16 @@ def test_where_mounts_do_not_work(code: int, words: str, tmp_path: Path, monkeyp
         (("--prefix", "Lab_1"), "--prefix Lab_1"),
         (("--mig", "9g"), "MIG profile 9g"),
         (("--driver-delay", "-1"), "delay of -1 s"),
+        (("--share", "/usr"), "--share without --gpu real"),
+        (("--gpu", "real", "--gpus", "2"), "--gpu real with --gpus"),
+        (("--gpu", "real", "--gpus", "0"), "--gpu real with --gpus"),
+        (("--gpu", "real", "--model", "h200"), "--gpu real with --model"),
+        (("--gpu", "real", "--mig", "3g.40gb"), "--gpu real with --mig"),
+        (("--gpu", "real", "--daemon", "550"), "--gpu real with --daemon"),
+        (("--gpu", "real", "--no-daemon"), "--gpu real with --no-daemon"),
+        (("--gpu", "real", "--driver-delay", "0"), "--gpu real with --driver-delay"),
+        (("--gpu", "real", "--share", "/nowhere"), "--share /nowhere, expected an existing folder"),
+        (("--gpu", "real", "--hosts", "0"), "--hosts 0, expected 1 to 240"),
     ],
 )
 def test_wishes_that_cannot_be(
@@ -83,7 +93,7 @@ def test_wishes_that_cannot_be(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(machine, "check", lambda _: None)
+    monkeypatch.setattr(machine, "check", lambda _, **__: None)
     assert words in refusal(capsys, "up", *arguments)
 
 
@@ -98,11 +108,86 @@ def test_a_fault_of_one_gpu_names_it_and_one_of_all_names_none(
     monkeypatch: pytest.MonkeyPatch,
     lab_directory: Path,
 ) -> None:
-    monkeypatch.setattr(machine, "check", lambda _: None)
+    monkeypatch.setattr(machine, "check", lambda _, **__: None)
     made = hosts.Host("lab-01", "127.77.0.11", 22, "bookworm", "550.1", "550.1", 2, "h200", (), ())
     (lab_directory / "hosts/lab-01").mkdir(parents=True)
     (lab_directory / "hosts/lab-01/host.json").write_text(json.dumps(asdict(made)))
     assert words in refusal(capsys, "gpu", "lab-01", *arguments)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("gpu", "lab-01", "vanish", "0"),
+        ("gpu", "lab-01", "reorder"),
+        ("driver", "lab-01", "--delay", "3"),
+        ("driver", "lab-01", "--absent"),
+        ("driver", "lab-01", "--hanging"),
+        ("driver", "lab-01", "--well"),
+    ],
+)
+def test_no_fault_is_planted_in_a_real_gpu(
+    verb: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, lab_directory: Path
+) -> None:
+    monkeypatch.setattr(machine, "check", lambda _, **__: None)
+    made = hosts.Host("lab-01", "127.77.0.11", 22, "bookworm", None, "580.65.06", 1, "", (), (), hosts.REAL_GPU)
+    (lab_directory / "hosts/lab-01").mkdir(parents=True)
+    (lab_directory / "hosts/lab-01/host.json").write_text(json.dumps(asdict(made)))
+    assert "found lab-01 with this machine's own GPU" in refusal(capsys, *verb)
+
+
+@pytest.mark.parametrize("missing", [(), ("mmdebstrap",), ("systemd-nspawn",), ("mmdebstrap", "systemd-nspawn")])
+@pytest.mark.parametrize("there", [True, False], ids=["a bundle there", "no bundle there"])
+@pytest.mark.parametrize("named", [None, "bundle", "nothing"])
+def test_where_the_parts_of_a_real_host_come_from(
+    missing: tuple[str, ...],
+    there: bool,
+    named: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The bundle that is named; else a root built here; else the project's bundle; else a refusal."""
+    monkeypatch.setattr(machine, "_KEYRING", tmp_path)
+    monkeypatch.setattr(shutil, "which", lambda tool, **_: None if tool in missing else tool)
+    (tmp_path / "bundle").touch()
+    usual = tmp_path / "usual"
+    monkeypatch.setattr(bundle, "_DEFAULT", usual)
+    monkeypatch.delenv("MPS_LAB_BUNDLE", raising=False)
+    if there:
+        usual.touch()
+    if named:
+        monkeypatch.setenv("MPS_LAB_BUNDLE", str(tmp_path / named))
+    if named == "nothing":
+        with pytest.raises(LabError, match=r"found no file .*/nothing \(MPS_LAB_BUNDLE\)"):
+            bundle.wanted()
+    elif named:
+        assert bundle.wanted() == tmp_path / named
+    elif not missing:
+        assert bundle.wanted() is None
+    elif there:
+        assert bundle.wanted() == usual
+    else:
+        with pytest.raises(LabError, match=r"found no .*/usual and not installed: .*make gpu-bundle"):
+            bundle.wanted()
+
+
+def test_hosts_that_other_sources_of_the_lab_made_can_be_read(lab_directory: Path) -> None:
+    made = hosts.Host("lab-01", "127.77.0.11", 22, "bookworm", "550.1", "550.1", 2, "h200", (), ("/a", "/b"))
+    folder = lab_directory / "hosts/lab-01"
+    folder.mkdir(parents=True)
+    entry = asdict(made)
+    older = {name: value for name, value in entry.items() if name not in ("gpu", "shares", "nspawn")}
+    for text in (entry, older, {**entry, "colour": "green"}):
+        (folder / "host.json").write_text(json.dumps(text))
+        assert hosts.load(Places(lab_directory)) == [made]
+
+
+@pytest.mark.parametrize("shares", [(), (("/", "/machine"), ("/usr", "/srv/usr"))])
+def test_a_real_host_is_read_as_it_was_made(shares: tuple[tuple[str, str], ...], lab_directory: Path) -> None:
+    made = hosts.Host("a-01", "127.77.0.11", 22, "bookworm", None, "", 1, "", (), ("/r",), hosts.REAL_GPU, shares, "/n")
+    (lab_directory / "hosts/a-01").mkdir(parents=True)
+    (lab_directory / "hosts/a-01/host.json").write_text(json.dumps(asdict(made)))
+    assert hosts.load(Places(lab_directory)) == [made]
 
 
 def test_a_host_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
