@@ -1,7 +1,7 @@
 #!/bin/bash
 # Pack everything that a test on a GPU machine needs into build/gpu-bundle.tar.xz: a small Debian host root
-# with systemd and sshd, systemd-nspawn with the libraries it needs outside of it, and Ansible as it stands on the
-# package index. Nothing of it is NVIDIA's: the driver and its MPS daemon are the GPU machine's own.
+# with systemd and sshd, systemd-nspawn with the libraries it needs outside of it, and Ansible and Molecule as they
+# stand on the package index. Nothing of it is NVIDIA's: the driver and its MPS daemon are the GPU machine's own.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 work=$(mktemp -d)
@@ -34,10 +34,12 @@ for name in libseccomp libacl libselinux libblkid libcap libcrypt libgcrypt libi
 done
 cp -L "$root"/usr/lib/x86_64-linux-gnu/systemd/libsystemd-shared-*.so "$work/bundle/nspawn/"
 
-say "adding Ansible for the root's Python"
+say "adding Ansible and Molecule for the root's Python"
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --target "$root/opt/ansible" \
-  --python-version 3.11 --implementation cp --only-binary=:all: 'ansible-core==2.19.*' 'nvidia-ml-py>=13'
-rm -rf "$root/opt/ansible/ansible_test" "$root/opt/ansible/bin"
+  --python-version 3.11 --implementation cp --only-binary=:all: 'ansible-core==2.19.*' 'nvidia-ml-py>=13' \
+  'molecule>=25.7,<27' 'pytest-testinfra>=10.1,<11'
+rm -rf "$root/opt/ansible/ansible_test"
+sed -i '1s|.*|#!/usr/bin/python3|' "$root"/opt/ansible/bin/*
 
 say "packing"
 tar -C "$work/bundle" --numeric-owner -cf - . | xz -T0 -6 >build/gpu-bundle.tar.xz
