@@ -17,12 +17,12 @@ from mpsctl.values import check
 from mpsctl.values.check import Check
 from mpsctl.values.fit import LARGE_SHARE
 from mpsctl.values.instance import FAIL, IGNORE
+from mpsctl.values.nccl import MULTI_RANK
 
 JOBS, RANKS = "distributed-jobs", "nccl-ranks-on-one-gpu"
 """The names of the checks."""
 _UNSHARED = "no GPU has two ranks of one run"
 
-MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
 _NCCL = "libnccl"
 _TORCH, _MPI, _SLURM = "torch", "MPI", "Slurm"
 _LAUNCHERS = (
