@@ -357,10 +357,13 @@ def _fail(one: _Loopback, backend: str, series: Series) -> None:
     for path in (_kill_one, _never_come):
         sides.settle(one.place, one.stop)
         before, pids = _gpu(one), []  # type: tuple[_Gpu, list[int]]
-        held = path(one, backend, series, pids)
-        for row in (held, _nothing_left(one, backend, series, pids, before)):
-            one.report.sad_paths.append(row)
-            one.tell(f"{row.name}, {backend}, {row.side}: {'held' if row.held else 'did not hold'}: {row.seen}")
+        _keep(one, path(one, backend, series, pids))
+        _keep(one, _nothing_left(one, backend, series, pids, before))
+
+
+def _keep(one: _Loopback, row: SadPath) -> None:
+    one.report.sad_paths.append(row)
+    one.tell(f"{row.name}, {row.backend}, {row.side}: {'held' if row.held else 'did not hold'}: {row.seen}")
 
 
 def _kill_one(one: _Loopback, backend: str, series: Series, pids: list[int]) -> SadPath:
