@@ -1,4 +1,4 @@
-"""Two ranks with the distribution's own torch and gloo, without a GPU: the whole run from the one file, and its ends."""
+"""Two ranks with the distribution's own torch and gloo, without a GPU: the whole run, and how it ends."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _LAUNCHERS = (
 
 ADVICE = (
     "run it outside MPS with one GPU per rank (unset CUDA_MPS_PIPE_DIRECTORY on a GPU that no instance has), or let"
-    " mps_distributed_jobs: ignore say that it is meant"
+    " mps_distributed_jobs: ignore say that it is meant (`mpsctl loopback` measures what it costs)"
 )
 RANKS_ADVICE = (
     "give each rank a GPU of its own; up to NCCL 2.29 there is no other way, from 2.30 on"
