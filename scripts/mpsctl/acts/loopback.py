@@ -14,6 +14,7 @@ import pkgutil
 import select
 import shutil
 import socket
+import subprocess
 import tempfile
 import time
 from contextlib import ExitStack, contextmanager, suppress
@@ -230,8 +231,11 @@ def _ranks(one: _Loopback, backend: str, series: Series, job: str, numbers: Sequ
     with tempfile.TemporaryFile() as errors:
         try:
             crew = Crew(commands, environment, one.stop, errors, first)
-        except OSError as error:
-            raise NotReady(f"{one.python} cannot be started ({error.strerror}); name another with --python") from None
+        except (OSError, subprocess.SubprocessError) as error:  # the latter where it may not become the clients' user
+            why = error.strerror if isinstance(error, OSError) else error
+            raise NotReady(
+                f"{one.python} cannot be started ({why}); name another with --python, or run as root"
+            ) from None
         with crew:
             ranks = _Ranks(crew, errors)
             wrong = [said for said in ranks.ready if said["under_mps"] not in (None, series.mps)]
@@ -337,7 +341,10 @@ def _measure(one: _Loopback, backend: str, step: bench.Step) -> values.Run:
 
 @dataclass(frozen=True)
 class _Gpu:
-    """What NVML tells of the GPU: who is on it, and how much memory is free in MiB. None: it does not tell."""
+    """What NVML tells of the GPU: who is on it, and how much memory in MiB is free, or held by servers of MPS.
+
+    A server comes with its first client, and may go with one that is killed. None: NVML does not tell.
+    """
 
     pids: frozenset[int] = frozenset()
     free_mib: Optional[int] = None
@@ -347,18 +354,35 @@ def _gpu(one: _Loopback) -> _Gpu:
     nvml, device = one.place.nvml, one.place.device
     if nvml is None or device is None:
         return _Gpu()
-    pids = {*(nvml.compute_memory_mib(device.uuid) or ()), *(nvml.client_memory_mib(device.uuid) or ())}
-    servers = {pid for pid in pids if quiet_gpu.may_be_server(pid)}
-    return _Gpu(frozenset(pids - servers), nvml.load(device.uuid).free_mib)
+    held_mib = nvml.compute_memory_mib(device.uuid) or {}
+    pids = {*held_mib, *(nvml.client_memory_mib(device.uuid) or ())}
+    free_mib = nvml.load(device.uuid).free_mib
+    if free_mib is not None:
+        free_mib += sum(mib or 0 for pid, mib in held_mib.items() if hardware.mps_program(pid) == hardware.SERVER)
+    return _Gpu(frozenset(pid for pid in pids if not quiet_gpu.may_be_server(pid)), free_mib)
 
 
 def _fail(one: _Loopback, backend: str, series: Series) -> None:
     """Both sad paths on one side, with a look at what is left after each."""
     for path in (_kill_one, _never_come):
         sides.settle(one.place, one.stop)
+        if path is _kill_one and series.mps and _others(one):
+            one.report.notes.append(
+                "no rank was killed under MPS: others are connected, and NVIDIA leaves it undefined what becomes of them"
+                " when a client is killed at work"
+            )
+            continue
         before, pids = _gpu(one), []  # type: tuple[_Gpu, list[int]]
         _keep(one, path(one, backend, series, pids))
         _keep(one, _nothing_left(one, backend, series, pids, before))
+
+
+def _others(one: _Loopback) -> set[int]:
+    """Clients of the daemon that are not ours."""
+    with suppress(NotReady):  # a daemon that does not answer becomes a row, by the ranks that fail
+        if one.place.daemon is not None:
+            return quiet_gpu.clients_of(one.place.daemon)
+    return set()
 
 
 def _keep(one: _Loopback, row: SadPath) -> None:

@@ -367,6 +367,32 @@ def test_what_is_left_on_the_gpu_is_told(
     assert (says or "no process") in left.seen
 
 
+def test_a_server_that_came_or_went_is_nothing_that_was_left(
+    host: Host, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loopback, "_LEFT_S", 0.0)
+    server = host.process("nvidia-cuda-mps-server", "/usr/bin/nvidia-cuda-mps-server", pid=999)
+
+    def change(line: str, report: Report) -> None:
+        if line.startswith("a rank is killed"):
+            host.nvml.others_mib = {} if host.nvml.others_mib else {server: 300}
+
+    report, _ = tried(host, ranks, change)
+    assert host.nvml.times_opened == 1
+    assert held(report) == {(GLOO, SLICED): [True] * 4, (GLOO, MPS): [True] * 4}
+
+
+def test_no_rank_is_killed_beside_other_clients_of_the_daemon(host: Host, ranks: Ranks) -> None:
+    host.wish()
+    host.start()
+    host.running().start_server(host.process("nvidia-cuda-mps-server", "nvidia-cuda-mps-server"), [host.client()])
+    report, _ = tried(host, ranks, gpu=None, instance="0", force=True)
+    assert {side: len(rows) for (_, side), rows in held(report).items()} == {SLICED: 4, MPS: 2}
+    assert [one["wanted"]["memory_fraction"] for one in ranks.started("storm")] == [0.5 - 0.5 / 143_771] * 2
+    assert any("no rank was killed under MPS" in note for note in report.all_notes)
+    assert report.right
+
+
 # -- refusals
 
 
