@@ -368,8 +368,8 @@ def _fail(one: _Loopback, backend: str, series: Series) -> None:
         sides.settle(one.place, one.stop)
         if path is _kill_one and series.mps and _others(one):
             one.report.notes.append(
-                "no rank was killed under MPS: others are connected, and NVIDIA leaves undefined what becomes of them when"
-                " a client is killed at work"
+                "no rank was killed under MPS: others are connected, and NVIDIA leaves undefined what becomes of them"
+                " when a client is killed at work"
             )
             continue
         before, pids = _gpu(one), []  # type: tuple[_Gpu, list[int]]
