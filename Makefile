@@ -78,9 +78,9 @@ gpu-bundle: setup ## pack what a GPU machine without internet needs into build/g
 	tests/gpu/bundle.sh
 
 .PHONY: gpu-test
-gpu-test: ## on a GPU machine, as root: everything that needs silicon; it leaves the GPU's settings as found
+gpu-test: ## on a GPU machine, as root: everything that needs silicon (PARTS=… chooses); it leaves the GPU's settings as found
 	@[ -f build/gpu-bundle.tar.xz ] || { echo "found no build/gpu-bundle.tar.xz, expected one; run make gpu-bundle"; exit 2; }
-	cd tests/gpu && exec /usr/bin/python3 gpu_test.py
+	cd tests/gpu && exec /usr/bin/python3 gpu_test.py $(PARTS)
 
 .PHONY: clean
 clean: ## end the demo fleet and remove what was built (not what was downloaded)

@@ -2,33 +2,27 @@
 """Everything that needs silicon, on one GPU, in under ten minutes: `make gpu-test`, as root on a GPU machine.
 
 A host boots from build/gpu-bundle.tar.xz with the GPU passed through (see gpu_host.py); compute mode, persistence and
-clocks are left as found. Each part can be named: `gpu_test.py verify bench`. What was printed is kept in
-build/gpu-report.txt, with the machine, the driver and the versions. A part that breaks off is named, the next begins.
+clocks are left as found. Each part can be named: `gpu_test.py verify bench`; those that take minutes by themselves
+must be: `gpu_test.py sweeps models`. What was printed is kept in build/gpu-report.txt, with the machine, the driver and
+the versions. A part that breaks off is named, the next begins.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 import time
 from pathlib import Path
 from typing import Callable, TextIO
 
+import bench_trial
 import consent_trial
 import limits_trial
 import plan_trial
+import users_trial
 import verify_trial
 from gpu_host import PROJECT, Host, converge, expect, not_so, on_a_host, soft
 
 REPORT = PROJECT / "build/gpu-report.txt"
-PAGES = PROJECT / "build/gpu-bench"
-SWEEPS = (
-    ("launch", "1,2,4,8,16,48"),
-    ("half", "1,2,4,8"),
-    ("compute", "1,2,4,8"),
-    ("memory", "1,2,4,8"),
-)
 
 
 def verify(host: Host) -> None:
@@ -43,31 +37,22 @@ def consent(host: Host) -> None:
     consent_trial.removal(host)
 
 
-def bench(host: Host) -> None:
-    """Through the unit's daemon, without a limit or a percentage that would take a share away."""
-    converge(host, "null", "-e '{mps_active_thread_percentage: null}'", quiet=True)
-    host.run("systemctl restart mps-control@0")  # what is no longer managed stays in force until then
-    chosen = os.environ.get("GPU_SWEEPS", "").split()
-    for work, processes in [one for one in SWEEPS if not chosen or one[0] in chosen]:
-        try:
-            said = host.run(
-                f"mpsctl bench --instance 0 --work {work} --processes {processes} --seconds 1 --rounds 1"
-                f" --output /opt/bench/{work}",
-                check=False,
-            )
-            soft(f"a verdict on {work}", "MPS" in said, said.splitlines()[-1:] or said)
-        finally:  # a sweep that is cut short writes what it has
-            if (host.root / "opt/bench" / work).is_dir():
-                shutil.copytree(host.root / "opt/bench" / work, PAGES / work, dirs_exist_ok=True)
-
-
 PARTS: dict[str, Callable[[Host], None]] = {
     "verify": verify,
+    "users": users_trial.parts,
     "consent": consent,
     "limits": limits_trial.trial,
     "plan": plan_trial.trial,
-    "bench": bench,
+    "bench": bench_trial.short,
+    "by-hand": bench_trial.by_hand,
+    "kills": bench_trial.kills,
 }
+LONG: dict[str, Callable[[Host], None]] = {
+    "sweeps": bench_trial.long,
+    "models": bench_trial.torch,
+}
+"""Only when they are named: each takes minutes of its own."""
+ALL = {**PARTS, **LONG}
 
 
 class _Both:
@@ -92,19 +77,19 @@ def trial(host: Host) -> None:
         print(f"== {name}", flush=True)
         begin = time.monotonic()
         try:
-            PARTS[name](host)
+            ALL[name](host)
         except (Exception, SystemExit) as error:  # the next part is worth trying all the same
             soft(f"{name} came to its end", False, f"{type(error).__name__}: {error}")
         print(f"== {name}: {time.monotonic() - begin:.0f} s", flush=True)
     host.run("mpsctl version", check=False)
-    print(f"parts: {', '.join(chosen)}; not tried: {', '.join(name for name in PARTS if name not in chosen) or 'none'}")
+    print(f"parts: {', '.join(chosen)}; not tried: {', '.join(name for name in ALL if name not in chosen) or 'none'}")
     print("not to be tried on a borrowed GPU: exclusive mode, persistence, MIG (the lab's simulated NVML stands in)")
     expect("what did not hold", not_so, [])
 
 
 if __name__ == "__main__":
-    unknown = [name for name in sys.argv[1:] if not name.startswith("-") and name not in PARTS]
+    unknown = [name for name in sys.argv[1:] if not name.startswith("-") and name not in ALL]
     if unknown:
-        sys.exit(f"gpu_test.py: found {', '.join(unknown)}, expected some of {', '.join(PARTS)}")
+        sys.exit(f"gpu_test.py: found {', '.join(unknown)}, expected some of {', '.join(ALL)}")
     sys.stdout = _Both(sys.stdout, REPORT)
     sys.exit(on_a_host(trial))

@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from contextlib import contextmanager
+from statistics import median
 from typing import Any, Iterator
 
 from gpu_host import CLIENT, Host, converge, expect, not_so, on_a_host, soft
@@ -19,6 +20,7 @@ from gpu_host import CLIENT, Host, converge, expect, not_so, on_a_host, soft
 PLACE = "/run/trial"
 DEADLINE_S = 30
 USER = 1000
+ROUNDS = 3
 PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 
 
@@ -245,6 +247,17 @@ def healthy(host: Host) -> None:
         answer, _ = asked(host, "mpsctl doctor")
         soft("doctor is silent", answer.get("diagnoses") == [], [one["name"] for one in answer.get("diagnoses", [])])
         host.run("mpsctl verify --witness; mpsctl clients", check=False)
+        witness_s = median(_seconds(host, f"eval $(mpsctl env 0); {CLIENT}") for _ in range(ROUNDS))
+        verify_s = median(_seconds(host, "mpsctl verify --witness") for _ in range(ROUNDS))
+        figures = f"{verify_s:.2f} s, a client alone {witness_s:.2f} s (medians of {ROUNDS})"
+        soft("verify with a witness takes less than twice a client's time", verify_s < 2 * witness_s, figures)
+
+
+def _seconds(host: Host, command: str) -> float:
+    """How long a command takes in the host, without the way into it."""
+    said = host.run(f"s=$(date +%s.%N); {{ {command}; }} >/dev/null 2>&1; e=$(date +%s.%N); echo $s $e", quiet=True)
+    begin, end = said.split()
+    return float(end) - float(begin)
 
 
 PARTS = (healthy, outside, limits, servers, users, full, ranks, crowd)

@@ -10,12 +10,13 @@ import socket
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import median
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 from mpsctl.acts import sides
 from mpsctl.acts.sides import Sides
-from mpsctl.outside import cuda, cuda_work, hardware
+from mpsctl.outside import cuda, cuda_work, hardware, pipe
 from mpsctl.outside.crew import Crew, Failed, Stopped
 from mpsctl.outside.stop import Stop
 from mpsctl.state import fitting, measured
@@ -42,7 +43,8 @@ class Request:
     """What is to be measured. ``processes`` empty: the usual numbers. ``command`` instead of built-in ``work``.
 
     ``seconds`` is how long one run counts, after a warm-up. ``threads`` are thread percentages and ``memory`` limits
-    with which the MPS side is run, each with each; empty: what the daemon gives.
+    with which the MPS side is run, each with each; empty: what the daemon gives. ``against`` is the pipe directory of
+    another daemon of the GPU, whose throughput is compared.
     """
 
     work: str = cuda_work.LAUNCH
@@ -53,6 +55,7 @@ class Request:
     rounds: int = 3
     threads: Sequence[float] = ()
     memory: Sequence[Quantity] = ()
+    against: Optional[str] = None
     instance: Optional[str] = None
     gpu: Optional[str] = None
     force: bool = False
@@ -134,6 +137,8 @@ def _series_of_mps(one: _Bench) -> list[Series]:
         _environment(one, series)  # refuses what is above the instance's
     if request.memory:
         sides.allow(place, max(series.limit_mib or 0 for series in found))
+    if request.against is not None:
+        found.append(Series(True, pipe_directory=request.against))
     return list(dict.fromkeys(found))
 
 
@@ -179,12 +184,14 @@ def _commands(one: _Bench, processes: int) -> list[list[str]]:
             "copies": processes,
             "count_lines": request.count_lines,
             "uid": one.sides.uid,
+            "gid": one.sides.gid,
             "ready_s": _READY_S - 10,
         }
         return [cuda.program("copies", _json(wanted))]
     wanted = {
         "kind": request.work,
         "uid": one.sides.uid,
+        "gid": one.sides.gid,
         "parent": os.getpid(),
         "life_s": life_s,
         "loops": one.loops,
@@ -300,6 +307,12 @@ def refuse(request: Request) -> None:
     if request.count_lines and not request.command:
         raise BadValue(
             "--count-lines without a command", "a command that prints a line per request", "write it behind --"
+        )
+    if request.against is not None and (request.threads or request.memory):
+        raise BadValue("--against with --threads or --memory", "one of the two", "compare the daemons as they are")
+    if request.against is not None and not (Path(request.against) / pipe.PUBLIC_NAMES[0]).exists():
+        raise BadValue(
+            f"--against {request.against}", "the pipe directory of a daemon that runs", "start it, or correct it"
         )
     if any(not 1 <= count <= fit.CAP_FROM_590 for count in request.processes):
         raise BadValue(

@@ -42,7 +42,8 @@ _NO_DAEMON = "run/mps-fleet/no-such-daemon"
 class Sides:
     """Where the processes run. ``device`` and ``nvml`` are None on a host whose NVML does not answer.
 
-    ``notes`` gets lines for people; ``uid`` is the user as whom an instance's clients come, None for our own.
+    ``notes`` gets lines for people; ``uid`` is the user as whom an instance's clients come, None for our own, and
+    ``gid`` the group whose members alone may.
     """
 
     world: World
@@ -58,6 +59,7 @@ class Sides:
     pipe_directory: Optional[Path] = None
     daemon: Optional[Daemon] = None
     uid: Optional[int] = None
+    gid: Optional[int] = None
 
 
 def find(
@@ -133,7 +135,7 @@ def _through_instance(one: Sides, instance: Instance) -> None:
     one.pipe_directory, one.daemon = public, one.world.daemon_of(instance.name, public)
     one.served_by = f"instance {instance.name}"
     uid = witness.users_of(one.world, instance, one.daemon)[0]
-    one.uid = None if uid == os.geteuid() else uid
+    one.uid, one.gid = (None if uid == os.geteuid() else uid), configuration.gid_of(instance)
 
 
 def environment(one: Sides, base: Mapping[str, str], series: Series) -> dict[str, str]:
@@ -141,7 +143,8 @@ def environment(one: Sides, base: Mapping[str, str], series: Series) -> dict[str
 
     :raises BadValue: for a value above the instance's.
     """
-    if series.mps and one.instance is not None and one.device is not None:
+    other = series.pipe_directory
+    if series.mps and other is None and one.instance is not None and one.device is not None:
         lower = Lower(
             memory=None if series.limit_mib is None else Quantity(f"{series.limit_mib}M", mib=series.limit_mib),
             thread_percentage=series.thread_percentage,
@@ -155,7 +158,7 @@ def environment(one: Sides, base: Mapping[str, str], series: Series) -> dict[str
     if not series.mps:
         kept[PIPE_DIRECTORY] = str(one.world.places.root / _NO_DAEMON)
         return kept
-    kept[PIPE_DIRECTORY] = str(one.pipe_directory)
+    kept[PIPE_DIRECTORY] = other or str(one.pipe_directory)
     if series.thread_percentage is not None:
         kept[THREADS] = f"{series.thread_percentage:g}"
     if series.limit_mib is not None:

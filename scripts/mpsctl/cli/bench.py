@@ -32,6 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", metavar="N", default="3", help="of all runs (default: %(default)s)")
     parser.add_argument("--threads", metavar="P", action="append", default=[], help="MPS at this thread percentage")
     parser.add_argument("--memory", metavar="Q", action="append", default=[], help="MPS under this limit per process")
+    parser.add_argument("--against", metavar="DIR", help="compare with the daemon of this pipe directory as well")
     parser.add_argument("--output", metavar="DIR", help="write JSON, CSV, plots (SVG) and one HTML page there")
     parser.add_argument("--force", action="store_true", help="on a busy GPU as well: figures mean less, others suffer")
     parser.add_argument(
@@ -60,6 +61,7 @@ def run(world: World, options: argparse.Namespace) -> int:
         rounds=int(number("--rounds", options.rounds, r"[0-9]{1,3}", 1, 100)),
         threads=[option("--threads", text, instance.check_thread_percentage) for text in options.threads],
         memory=[option("--memory", text, quantity.parse) for text in options.memory],
+        against=options.against,
         instance=options.instance,
         gpu=options.gpu,
         force=options.force,

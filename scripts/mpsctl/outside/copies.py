@@ -44,9 +44,9 @@ class _Copy:
 
 
 def child() -> None:
-    """The keeper. It is told in JSON: ``command``, ``copies``, ``count_lines``, ``uid``, ``ready_s``."""
+    """The keeper. It is told in JSON: ``command``, ``copies``, ``count_lines``, ``uid``, ``gid``, ``ready_s``."""
     wanted: dict[str, Any] = json.loads(sys.argv[2])
-    tether.become(wanted["uid"])
+    tether.become(wanted["uid"], wanted["gid"])
     tether.adopt_orphans()
     with on_signals() as stop, on_signals((signal.SIGCHLD,)) as ended, tempfile.TemporaryFile() as errors:
         keeper = _Keeper(wanted, stop, ended, errors)

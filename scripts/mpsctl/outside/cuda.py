@@ -52,13 +52,15 @@ class Trial:
     """What a client is to do besides looking, and as whom.
 
     ``ordinal`` is the device among those it sees, ``uid`` the user that it becomes before libcuda is opened (root's
-    privilege). Each of ``allocate_mib`` is allocated in one piece and freed again; ``kernel`` runs a small one.
+    privilege), as a member of the group ``gid`` as well. Each of ``allocate_mib`` is allocated in one piece and freed
+    again; ``kernel`` runs a small one.
     """
 
     ordinal: int = 0
     uid: Optional[int] = None
     allocate_mib: tuple[int, ...] = ()
     kernel: bool = False
+    gid: Optional[int] = None
 
 
 @dataclass(frozen=True)
@@ -275,7 +277,7 @@ class Kernel:
 
 
 def _look(trial: Trial) -> dict[str, object]:
-    tether.become(trial.uid)
+    tether.become(trial.uid, trial.gid)
     begin = time.monotonic()
     cuda = Library()
     cuda.open(trial.ordinal)

@@ -76,12 +76,12 @@ KINDS: Mapping[str, Kind] = {
 
 
 def child() -> None:
-    """The process itself. It is told its work in JSON: ``kind``, ``uid``, ``parent``, ``life_s``, and after a
+    """The process itself. It is told its work in JSON: ``kind``, ``uid``, ``gid``, ``parent``, ``life_s``, and after a
     calibration its ``loops`` and the ``multiprocessors`` of the whole GPU."""
     wanted: dict[str, Any] = json.loads(sys.argv[2])
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(int(wanted["life_s"]))
-    tether.become(wanted["uid"])
+    tether.become(wanted["uid"], wanted["gid"])
     tether.end_with(wanted["parent"])()
     let_go: Queue[tuple[float, float]] = Queue()
     threading.Thread(target=_listen, args=(let_go,), daemon=True).start()

@@ -31,8 +31,8 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def become(uid: Optional[int]) -> None:
-    """Give up root for a user, with the groups that it has. None: stay who we are."""
+def become(uid: Optional[int], gid: Optional[int] = None) -> None:
+    """Give up root for a user, with the groups that it has and the group ``gid``. ``uid`` None: stay who we are."""
     if uid is None or uid == os.geteuid():
         return
     import pwd
@@ -45,4 +45,6 @@ def become(uid: Optional[int]) -> None:
     else:
         os.initgroups(entry.pw_name, entry.pw_gid)
         os.setgid(entry.pw_gid)
+    if gid is not None:
+        os.setgroups([*os.getgroups(), gid])
     os.setuid(uid)

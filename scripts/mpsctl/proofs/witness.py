@@ -2,7 +2,8 @@
 
 In single-user mode a client of another user waits until the first one's clients have ended, and the server is then
 replaced (driver 580, H200). So the witness comes as the user of the server that runs, or as the configured one; as root
-only where neither is known. In multi-user mode it comes as root and as an unprivileged user.
+only where neither is known. In multi-user mode it comes as root and as an unprivileged user. Where only the members of
+a group may connect, it comes as one of them; who is none is judged by the processes that are there.
 
 A witness takes the memory of one context, and for a trial of the limit a little more than the limit for a moment.
 Where that much is not free, or the clients are near the driver's cap, nothing is started: the answer is "cannot tell".
@@ -208,7 +209,8 @@ def _trial(place: _Place, allocate: bool, free_mib: int) -> Trial:
             sizes.append(place.limit_mib + _PAST_MIB)
         if free_mib >= _context_mib(place) + _WITHIN_MIB:
             sizes.append(_within_mib(place))
-    return Trial(place.ordinal, None if place.uid == os.geteuid() else place.uid, tuple(sizes), allocate)
+    uid = None if place.uid == os.geteuid() else place.uid
+    return Trial(place.ordinal, uid, tuple(sizes), allocate, configuration.gid_of(place.instance))
 
 
 def _within_mib(place: _Place) -> int:

@@ -18,18 +18,27 @@ _IDLE = 1.1
 _FULL = 0.97
 """From this part of the highest throughput on, more processes bring nothing more."""
 
+_LITTLE, _LONGER = 1.1, 2.0
+"""Less than so many times the throughput is little; more than so many times the wait is much longer."""
+
 
 @dataclass(frozen=True)
 class Series:
-    """One way to share a GPU: time-sliced, or under MPS with a thread percentage and a memory limit in MiB."""
+    """One way to share a GPU: time-sliced, or under MPS with a thread percentage and a memory limit in MiB.
+
+    ``pipe_directory`` is that of another daemon than the one in question, with which it is compared.
+    """
 
     mps: bool
     thread_percentage: Optional[float] = None
     limit_mib: Optional[int] = None
+    pipe_directory: Optional[str] = None
 
     def __str__(self) -> str:
         if not self.mps:
             return "time-sliced"
+        if self.pipe_directory is not None:
+            return f"MPS of {self.pipe_directory}"
         parts = [] if self.thread_percentage is None else [f"{self.thread_percentage:g} %"]
         parts += [] if self.limit_mib is None else [f"{self.limit_mib} MiB"]
         return " ".join(["MPS", ", ".join(parts)]).strip()
@@ -118,7 +127,14 @@ def points(runs: Iterable[Run]) -> list[Point]:
         if not run.problem and run.rates:
             found.setdefault((run.step.series, run.step.processes), []).append(run)
     in_order = list(dict.fromkeys(series for series, _ in found))
-    in_order.sort(key=lambda series: (series.mps, -(series.thread_percentage or 1000), series.limit_mib or 0))
+    in_order.sort(
+        key=lambda series: (
+            series.mps,
+            series.pipe_directory is not None,
+            -(series.thread_percentage or 1000),
+            series.limit_mib or 0,
+        )
+    )
     return [_point(*key, found[key]) for key in sorted(found, key=lambda key: (in_order.index(key[0]), key[1]))]
 
 
@@ -189,7 +205,9 @@ def judge(found: Sequence[Point]) -> Verdict:
 def _best_of_each(found: Sequence[Point]) -> dict[int, Point]:
     best: dict[int, Point] = {}
     for point in found:
-        if point.series.mps and (point.processes not in best or point.throughput > best[point.processes].throughput):
+        if not point.series.mps or point.series.pipe_directory is not None:
+            continue
+        if point.processes not in best or point.throughput > best[point.processes].throughput:
             best[point.processes] = point
     return best
 
@@ -251,6 +269,35 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+@dataclass(frozen=True)
+class Against:
+    """What the daemon in question gives of the throughput of another one: the median over the rounds of both."""
+
+    pipe_directory: str
+    processes: int
+    rounds: int
+    part: float
+
+    def __str__(self) -> str:
+        return (
+            f"the daemon in question gives {self.part:.3f} of the throughput of the one at {self.pipe_directory}, at"
+            f" {self.processes} processes"
+        )
+
+
+def against(runs: Iterable[Run]) -> list[Against]:
+    """Each number of processes at which both daemons were measured. Runs of one round are compared with each other."""
+    of_both: dict[tuple[str, int], list[float]] = {}
+    good = [run for run in runs if not run.problem and run.throughput > 0]
+    own = {(run.step.round, run.step.processes): run.throughput for run in good if run.step.series == Series(True)}
+    for run in good:
+        mine = own.get((run.step.round, run.step.processes))
+        if run.step.series.pipe_directory is not None and mine is not None:
+            key = (run.step.series.pipe_directory, run.step.processes)
+            of_both.setdefault(key, []).append(mine / run.throughput)
+    return [Against(*key, len(parts), median(parts)) for key, parts in of_both.items()]
+
+
 def utilisation_note(found: Sequence[Point]) -> Optional[str]:
     """Where utilisation fell while work got faster: one line that says why, else None."""
     sliced = {point.processes: point for point in found if not point.series.mps}
@@ -264,6 +311,22 @@ def utilisation_note(found: Sequence[Point]) -> Optional[str]:
                 f"GPU utilisation fell from {other.utilisation_percent:.0f} % to {point.utilisation_percent:.0f} % at"
                 f" {point.processes} processes while the work got faster: it is the share of time in which any kernel"
                 " ran, however little of the GPU that filled, and kernels that run side by side take less of the time."
+            )
+    return None
+
+
+def latency_note(found: Sequence[Point]) -> Optional[str]:
+    """From where on more processes under MPS bring little but longer waits: one line, else None."""
+    shared = sorted(_best_of_each(found).values(), key=lambda point: point.processes)
+    for less, more in zip(shared, shared[1:]):
+        if not less.p99_ms or not more.p99_ms or not less.throughput:
+            continue
+        gain, longer = more.throughput / less.throughput, more.p99_ms / less.p99_ms
+        if gain < _LITTLE and longer > _LONGER:
+            return (
+                f"From {less.processes} to {more.processes} processes under MPS the throughput changes by"
+                f" {100 * (gain - 1):+.0f} % and the p99 latency grows {_times(longer)} times, from"
+                f" {_number(less.p99_ms)} to {_number(more.p99_ms)} ms."
             )
     return None
 
@@ -301,11 +364,13 @@ class Report:
 
     @property
     def all_notes(self) -> list[str]:
-        note = utilisation_note(self.points)
+        points_ = self.points
+        told = [note for note in (utilisation_note(points_), latency_note(points_)) if note is not None]
         problems = [
             f"{run.step.processes} processes, {run.step.series}: {run.problem}" for run in self.runs if run.problem
         ]
-        return [*self.notes, *([note] if note else []), *dict.fromkeys(problems)]
+        compared = [str(one) for one in against(self.runs)]
+        return [*self.notes, *told, *compared, *dict.fromkeys(problems)]
 
     def as_json(self) -> dict[str, Any]:
         about = {key: value for key, value in vars(self).items() if key not in ("runs", "notes")}
@@ -315,6 +380,7 @@ class Report:
             "verdict": {"pays": found.pays, "text": found.text},
             "notes": self.all_notes,
             **about,
+            "against": [asdict(one) for one in against(self.runs)],
             "points": [{**asdict(one), "series": str(one.series), "spread": one.spread} for one in self.points],
             "runs": [_run_as_json(run) for run in self.runs],
         }

@@ -160,10 +160,10 @@ class FakeNvml:
         listed = self.compute_memory_mib(uuid)
         if listed is None:
             return Load()
-        devices = [device for gpu in self.all for device in (gpu, *gpu.mig_devices)]
         used_mib = RESERVED_MIB + sum(mib or 0 for mib in listed.values())
-        total_mib = next(device.memory_mib for device in devices if device.uuid == uuid)
-        return Load(used_mib, max(0, total_mib - used_mib), 0)
+        sizes_mib = {one.uuid: one.memory_mib for gpu in self.all for one in gpu.mig_devices}
+        sizes_mib.update((gpu.uuid, gpu.memory_mib) for gpu in self.all)
+        return Load(used_mib, max(0, sizes_mib[uuid] - used_mib), 0)
 
     def reboot(self) -> None:
         """The driver forgets compute modes."""

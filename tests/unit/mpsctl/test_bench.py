@@ -278,6 +278,32 @@ def test_without_nvml_an_instance_still_has_both_sides(gpu: Host) -> None:
     assert series(report) == ["time-sliced", "MPS"]
 
 
+def test_another_daemon_is_measured_in_turn_with_the_one_in_question(gpu: Host, tmp_path: Path) -> None:
+    (tmp_path / "control").touch()
+    report, _ = sweep(gpu, against=str(tmp_path), rounds=2)
+    good(report)
+    assert series(report) == ["time-sliced", "MPS", f"MPS of {tmp_path}"]
+    compared = report.as_json()["against"]
+    assert [(one["pipe_directory"], one["processes"], one["rounds"]) for one in compared] == [
+        (str(tmp_path), 1, 2),
+        (str(tmp_path), 2, 2),
+    ]
+    assert [line for line in report.all_notes if f"of the one at {tmp_path}" in line]
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"against": "/no/such/directory"}, "expected the pipe directory of a daemon that runs"),
+        ({"against": "/", "threads": [50.0]}, "--against with --threads"),
+        ({"against": "/", "memory": [parse("4G")]}, "--against with --threads or --memory"),
+    ],
+)
+def test_what_no_daemon_can_be_compared_with(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadValue, match=says):
+        bench.refuse(Request(**values))
+
+
 # -- nothing is left
 
 
@@ -384,7 +410,7 @@ def test_what_was_measured_before_the_stop_is_written(root: Path, mark: str) -> 
 
 @pytest.mark.parametrize("where", ["HANG", "HANG_LATER", None])
 def test_built_in_work_ends_with_whoever_started_it(library: Path, where: Optional[str], mark: str) -> None:
-    wanted = {"kind": "launch", "uid": None, "loops": 100, "multiprocessors": 132, "life_s": 500}
+    wanted = {"kind": "launch", "uid": None, "gid": None, "loops": 100, "multiprocessors": 132, "life_s": 500}
     script = (
         f"import sys, os, json, time; sys.path[:0] = {[path for path in sys.path if path]!r}\n"
         "from mpsctl.outside import crew, cuda, stop\n"
@@ -423,7 +449,7 @@ def test_a_stop_during_built_in_work_ends_it_and_its_daemon(gpu: Host) -> None:
 
 
 def test_a_crew_that_says_nothing_is_given_up(library: Path) -> None:
-    wanted = {"kind": "launch", "uid": None, "loops": 100, "life_s": 500, "parent": os.getpid()}
+    wanted = {"kind": "launch", "uid": None, "gid": None, "loops": 100, "life_s": 500, "parent": os.getpid()}
     environment = {**cuda.BARE_ENVIRONMENT, "LD_LIBRARY_PATH": str(library), "HANG": "1"}
     command = cuda.program("cuda_work", json.dumps(wanted))
     with crew.Crew([command], environment, Stop()) as one, pytest.raises(crew.Failed, match="said nothing within"):

@@ -17,6 +17,7 @@ from mpsctl.values import bench
 from mpsctl.values.bench import Report, Run, Series, Step
 
 SLICED, MPS, HALF = Series(False), Series(True), Series(True, 50.0)
+OTHER = Series(True, pipe_directory="/run/by-hand")
 
 
 def run(series: Series, processes: int, throughput: float, round_: int = 1, **more: float) -> Run:
@@ -189,6 +190,52 @@ def test_a_sweep_that_was_cut_short_says_so() -> None:
 # -- forms
 
 
+@pytest.mark.parametrize(
+    ("p99_ms", "throughput", "says"),
+    [
+        (  # an H200 with driver 580, small kernels
+            {8: 0.357, 16: 0.366, 32: 4.38, 48: 12.1},
+            {8: 23_238.0, 16: 45_756.0, 32: 47_381.0, 48: 47_665.0},
+            "From 16 to 32 processes under MPS the throughput changes by +4 % and the p99 latency grows 12.0 times,"
+            " from 0.366 to 4.38 ms.",
+        ),
+        ({1: 1.0, 2: 4.0}, {1: 100.0, 2: 90.0}, "changes by -10 % and the p99 latency grows 4.0 times"),
+        ({1: 1.0, 2: 4.0}, {1: 100.0, 2: 190.0}, None),  # worth its wait
+        ({1: 1.0, 2: 1.9}, {1: 100.0, 2: 101.0}, None),
+        ({1: 1.0}, {1: 100.0}, None),
+    ],
+)
+def test_from_where_on_more_processes_only_wait(
+    p99_ms: Mapping[int, float], throughput: Mapping[int, float], says: Optional[str]
+) -> None:
+    runs = [run(MPS, count, throughput[count], p99_ms=p99_ms[count]) for count in p99_ms]
+    runs += [run(SLICED, count, 100.0, p99_ms=100.0 * count) for count in p99_ms]
+    note = bench.latency_note(bench.points(runs))
+    assert (note is None) if says is None else (says in str(note))
+
+
+def test_another_daemon_is_compared_round_by_round_and_has_no_part_in_the_verdict() -> None:
+    drift = [1.0, 0.5, 0.25]  # of both alike: the rounds decide nothing
+    rounds = [
+        run(one, 4, each * factor, number)
+        for number, factor in enumerate(drift, 1)
+        for one, each in ((SLICED, 100.0), (MPS, 198.0), (OTHER, 200.0 if number < 3 else 190.0))
+    ]
+    rounds.append(Run(Step(4, 4, OTHER), problem="no room"))
+    [found] = bench.against(rounds)
+    assert (found.pipe_directory, found.processes, found.rounds) == ("/run/by-hand", 4, 3)
+    assert found.part == pytest.approx(0.99)
+    assert "0.990 of the throughput of the one at /run/by-hand, at 4 processes" in str(found)
+    many = sweep({SLICED: {2: 100.0}, MPS: {2: 150.0}, OTHER: {2: 900.0}})
+    verdict = bench.judge(bench.points(many))
+    assert verdict.pays
+    assert "1.50 times" in verdict.text
+
+
+def test_a_daemon_with_nothing_to_compare() -> None:
+    assert bench.against([run(MPS, 4, 100.0)]) == bench.against([run(OTHER, 4, 100.0)]) == []
+
+
 AWKWARD = '<b>&"quote"</b>'
 
 
@@ -196,7 +243,8 @@ def reports() -> list[Report]:
     odd = report([run(Series(True, 12.5, 4096), 2, 1e-3), Run(Step(1, 4, SLICED), problem=AWKWARD)])
     odd.work, odd.notes = AWKWARD, [AWKWARD]
     blind = report([Run(Step(1, 1, SLICED), (5.0,)), Run(Step(1, 1, MPS), (0.0,))])
-    return [report(sweep(H200)), report([]), odd, blind]
+    compared = report(sweep({SLICED: {2: 100.0}, MPS: {2: 150.0}, OTHER: {2: 149.0}}))
+    return [report(sweep(H200)), report([]), odd, blind, compared]
 
 
 @pytest.mark.parametrize("made", reports())

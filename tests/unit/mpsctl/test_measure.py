@@ -240,9 +240,10 @@ def test_a_client_becomes_another_user_though_that_cannot_read_this_program(libr
         simulated_cuda.build(readable)
         script = (
             "import sys; sys.path.insert(0, sys.argv[1])\nfrom mpsctl.outside import cuda\n"
-            "with cuda.client({'LD_LIBRARY_PATH': sys.argv[2]}, 10, cuda.Trial(uid=65534, kernel=True)) as seen:\n"
+            "trial = cuda.Trial(uid=65534, gid=2000, kernel=True)\n"
+            "with cuda.client({'LD_LIBRARY_PATH': sys.argv[2]}, 10, trial) as seen:\n"
             "  print(seen.kernel_right)\n"
-            "  print([l for l in open(f'/proc/{seen.pid}/status') if l.startswith(('Uid', 'Gid'))])"
+            "  print([l for l in open(f'/proc/{seen.pid}/status') if l.startswith(('Uid', 'Gid', 'Groups'))])"
         )
         command = [sys.executable, "-IS", "-c", script, str(program), str(readable)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -251,6 +252,7 @@ def test_a_client_becomes_another_user_though_that_cannot_read_this_program(libr
     assert "True" in done.stdout, done.stderr
     assert "Uid:\\t65534\\t65534\\t65534\\t65534" in done.stdout
     assert "Gid:\\t65534\\t65534" in done.stdout
+    assert "2000" in done.stdout.partition("Groups:")[2]
 
 
 def test_errors_are_told_by_name(library: Path) -> None:

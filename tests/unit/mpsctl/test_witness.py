@@ -116,6 +116,16 @@ def test_the_configured_user_where_no_server_runs(host: Host) -> None:
     assert [trial.uid for trial in client.trials] == [2000]
 
 
+@pytest.mark.parametrize("more", [{}, {"MultiUser": "yes"}])
+def test_where_a_group_alone_may_connect_it_comes_as_a_member(host: Host, more: dict[str, str]) -> None:
+    serve(host, start(host, Group="2000", **more), 0 if more else 1000)
+    client = FakeClient()
+    look(host, client)
+    assert [(trial.uid, trial.gid) for trial in client.trials] == [
+        (uid or None, 2000) for uid in ([0, NOBODY] if more else [1000])
+    ]
+
+
 def test_another_user_than_the_servers_does_not_wait_behind_it(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(host, start(host), 1000)
     monkeypatch.setattr(os, "geteuid", lambda: 1001)
@@ -132,7 +142,7 @@ def test_a_full_gpu_is_not_disturbed(host: Host, lacks: str) -> None:
     if lacks == "memory":
         host.nvml.loads[uuid(0)] = Load(143_000, 514 + 255, 0)
     elif lacks == "free memory not told":
-        host.nvml.loads.clear()
+        host.nvml.loads[uuid(0)] = Load()
     elif lacks == "gate":
         host.stop()
     client = FakeClient()

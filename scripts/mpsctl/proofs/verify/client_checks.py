@@ -180,7 +180,10 @@ def gpu_memory(look: InstanceLook) -> Finding:
                 f"{fullest}: one more client needs {costs.context_mib} MiB for its context alone",
                 "room for one more",
                 "end or move one of those that hold it, or set a limit with which all fit (`mpsctl plan`)",
-                *(f"pid {one.pid} ({one.command}) holds {one.memory_mib} MiB" for one in look.processes.get(device.uuid) or ()),
+                *(
+                    f"pid {one.pid} ({one.command}) holds {one.memory_mib} MiB"
+                    for one in look.processes.get(device.uuid) or ()
+                ),
                 reasons=[Reason("card-full", fullest)],
             )
     return passed(fullest)
