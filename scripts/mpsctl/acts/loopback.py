@@ -225,7 +225,7 @@ def _ranks(one: _Loopback, backend: str, series: Series, job: str, numbers: Sequ
     environment, end_with_us = _environment(one, backend, series, sad), tether.end_with(os.getpid())
 
     def first() -> None:
-        tether.become(one.place.uid)
+        tether.become(one.place.uid, one.place.gid)
         end_with_us()
 
     with tempfile.TemporaryFile() as errors:

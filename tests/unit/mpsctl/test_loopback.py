@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
+import pwd
 import signal
 import sys
 from dataclasses import replace
@@ -17,6 +19,7 @@ from mpsctl.acts import loopback
 from mpsctl.acts.loopback import Request
 from mpsctl.cli import loopback as verb
 from mpsctl.cli import main as command_line
+from mpsctl.outside import tether
 from mpsctl.outside.stop import Stop
 from mpsctl.values import loopback as values
 from mpsctl.values import nccl
@@ -167,6 +170,23 @@ def test_through_an_instance_half_of_its_limit_is_given_and_no_daemon_started(ho
     shared = [one["environment"] for one in ranks.started() if one["wanted"]["memory_fraction"] is None]
     assert {one["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] for one in shared} == {"0=2048M"}
     assert {one["CUDA_MPS_PIPE_DIRECTORY"] for one in shared} == {str(public)}
+
+
+def test_ranks_come_as_the_user_and_group_that_the_instance_serves(
+    host: Host, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = tmp_path / "became"
+
+    def become(uid: Optional[int], gid: Optional[int] = None) -> None:
+        with said.open("a") as file:
+            file.write(f"{uid} {gid}\n")
+
+    monkeypatch.setattr(tether, "become", become)
+    host.wish(ServerUser="daemon", Group="nogroup")
+    host.start()
+    tried(host, ranks, gpu=None, instance="0")
+    daemon, nogroup = pwd.getpwnam("daemon").pw_uid, grp.getgrnam("nogroup").gr_gid
+    assert set(said.read_text().splitlines()) == {f"{daemon} {nogroup}"}
 
 
 def test_an_exclusive_gpu_has_no_time_sliced_side(host: Host, ranks: Ranks) -> None:
