@@ -24,6 +24,12 @@ if [ ${#missing[@]} -gt 0 ]; then
   apt-get update -qq
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 fi
+# The contract tests of `mpsctl loopback` want a torch with gloo; without it they fail and say so, and nothing else does.
+if ! /usr/bin/python3 -c 'import torch.distributed' 2>/dev/null; then
+  say "installing python3-torch"
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-torch >/dev/null ||
+    say "found no python3-torch to install, expected torch in /usr/bin/python3; tests/contract/test_loopback.py will fail"
+fi
 say "Python environment in $venv"
 "$python" -m venv --clear "$venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r requirements.txt -r requirements-dev.txt

@@ -93,9 +93,7 @@ def _wait_for(world: World, daemon: Daemon) -> None:
 
 def refuse_busy(nvml: Nvml, device: Device, daemon: Optional[Daemon]) -> None:
     """:raises NotReady: naming the processes that use the device, by NVML and as clients of the daemon."""
-    clients: set[int] = set()
-    if daemon is not None:
-        clients = {pid for server in control.servers(daemon) for pid in control.clients(daemon, server.pid)}
+    clients = set() if daemon is None else clients_of(daemon)
     clients.update(nvml.client_memory_mib(device.gpu.uuid) or ())
     others = [pid for pid in nvml.compute_memory_mib(device.gpu.uuid) or () if not may_be_server(pid)]
     busy = sorted(clients | set(others))
@@ -105,6 +103,11 @@ def refuse_busy(nvml: Nvml, device: Device, daemon: Optional[Daemon]) -> None:
             f" {', '.join(map(str, busy[:8]))}): figures would be too high and they would be disturbed; wait until"
             " they have ended, or use --force"
         )
+
+
+def clients_of(daemon: Daemon) -> set[int]:
+    """The clients of all servers of a daemon."""
+    return {pid for server in control.servers(daemon) for pid in control.clients(daemon, server.pid)}
 
 
 def may_be_server(pid: int) -> bool:

@@ -57,8 +57,8 @@ def run(world: World, options: argparse.Namespace) -> int:
         command=command,
         count_lines=options.count_lines,
         processes=_counts(options.processes),
-        seconds=_number("--seconds", options.seconds, r"[0-9]{1,4}(\.[0-9]{1,3})?", 0.1, 3600),
-        rounds=int(_number("--rounds", options.rounds, r"[0-9]{1,3}", 1, 100)),
+        seconds=number("--seconds", options.seconds, r"[0-9]{1,4}(\.[0-9]{1,3})?", 0.1, 3600),
+        rounds=int(number("--rounds", options.rounds, r"[0-9]{1,3}", 1, 100)),
         threads=[option("--threads", text, instance.check_thread_percentage) for text in options.threads],
         memory=[option("--memory", text, quantity.parse) for text in options.memory],
         against=options.against,
@@ -95,13 +95,17 @@ def run(world: World, options: argparse.Namespace) -> int:
 
 
 def _tell(number: int, report: Report) -> None:
-    """One line for each run; on a terminal each takes the place of the one before."""
+    """One line for each run."""
     last = report.runs[-1]
     figures = last.problem or f"{last.throughput:,.1f} requests/s"
     if last.p99_ms is not None and not last.problem:
         figures += f", p99 {last.p99_ms:.2f} ms"
     where = f"round {last.step.round}, {last.step.processes} processes, {last.step.series}"
-    line = f"mpsctl bench: {number}/{report.steps} {where}: {figures}"
+    show_progress(f"mpsctl bench: {number}/{report.steps} {where}: {figures}")
+
+
+def show_progress(line: str) -> None:
+    """A line on standard error; on a terminal it takes the place of the one before."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{line[:150]}", end="", file=sys.stderr, flush=True)
     else:
@@ -125,7 +129,11 @@ def _counts(text: Optional[str]) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def _number(name: str, text: str, form: str, least: float, most: float) -> float:
+def number(name: str, text: str, form: str, least: float, most: float) -> float:
+    """An option's number.
+
+    :raises BadValue: naming the option.
+    """
     if re.fullmatch(form, text) and least <= float(text) <= most:
         return float(text)
     raise BadValue(f"{name} {text!r}", f"a number from {least:g} to {most:g}", "correct it")

@@ -17,7 +17,8 @@ EXIT_CODES = """\
 exit codes:
   0  done; with status: everything is as wished
   1  status: something is not as wished; condition: this host is skipped; reconcile, remove: not brought about;
-     health: something is amiss; drain: clients are left; doctor: there are diagnoses
+     health: something is amiss; drain: clients are left; doctor: there are diagnoses; loopback: a result was wrong,
+     or a sad path did not hold
   2  a value or the command line is refused, nothing was changed
   3  something outside is not ready: driver, GPU, control daemon
   4  what was set does not read back as wished
@@ -25,7 +26,7 @@ exit codes:
   141 nobody read the answer to its end
   255 condition: it cannot be told
   verify: as monitoring plugins have it: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN (something cannot be looked at)
-  bench: 128 + n after signal n, with what was measured until then
+  bench, loopback: 128 + n after signal n, with what was measured until then
   run: the command's own, 128 + n after signal n, 126 and 127 where it cannot be started
 """
 
@@ -176,6 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     _fitting_verbs(verb)
     _doctor_verb(verb)
     _bench_verb(verb)
+    _loopback_verb(verb)
     return parser
 
 
@@ -362,6 +364,37 @@ def _bench(options: argparse.Namespace) -> int:
     from mpsctl.cli import bench
 
     return bench.run(_acting_world(options), options)
+
+
+def _loopback_verb(verb: Callable[..., argparse.ArgumentParser]) -> None:
+    added = verb(
+        "loopback", _loopback, "two ranks of a distributed torch job on one GPU: what they cost, how they fail"
+    )
+    place = added.add_mutually_exclusive_group()
+    place.add_argument("--instance", metavar="I", help="through this instance (default: the only one)")
+    place.add_argument("--gpu", metavar="REF", help="on this GPU, with a daemon of our own if no instance serves it")
+    added.add_argument("--python", metavar="PATH", default="python3", help="that has torch (default: %(default)s)")
+    added.add_argument("--backends", metavar="B,B", help="gloo, nccl (default: both; with --cpu gloo)")
+    added.add_argument("--steps", metavar="N", default="20", help="of training, each run (default: %(default)s)")
+    added.add_argument(
+        "--all-reduces", metavar="N", default="10000", help="of 4 bytes, each run (default: %(default)s)"
+    )
+    added.add_argument("--rounds", metavar="N", default="3", help="of all runs (default: %(default)s)")
+    added.add_argument(
+        "--timeout",
+        metavar="S",
+        default="30",
+        help="seconds in which a rank that is left alone ends (default: %(default)s)",
+    )
+    added.add_argument("--output", metavar="FILE", help="write all figures there as JSON, also on the way")
+    added.add_argument("--force", action="store_true", help="on a busy GPU as well: figures mean less, others suffer")
+    added.add_argument("--cpu", action="store_true", help="without a GPU: tries all but what MPS does")
+
+
+def _loopback(options: argparse.Namespace) -> int:
+    from mpsctl.cli import loopback
+
+    return loopback.run(_acting_world(options), options)
 
 
 def _plan(options: argparse.Namespace) -> int:

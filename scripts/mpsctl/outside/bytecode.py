@@ -14,6 +14,9 @@ from pathlib import Path
 from mpsctl.values import build
 from mpsctl.values.places import Places
 
+_READ = ("mpsctl/outside/rank.py",)
+"""What is handed to another Python as text: its source is kept as well."""
+
 
 def path(cache: Path) -> Path:
     """Where the bytecode of this build for this Python lies."""
@@ -57,6 +60,8 @@ def keep(places: Places) -> None:
             for name in sources.namelist():
                 if not name.endswith(".py") or name == "__main__.py":
                     continue
+                if name in _READ:
+                    compiled.writestr(zipfile.ZipInfo(name), sources.read(name))
                 code = compile(sources.read(name), f"{program}/{name}", "exec", dont_inherit=True, optimize=0)
                 # An unchecked hash-based pyc (PEP 552): nothing is compared at import.
                 head = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)

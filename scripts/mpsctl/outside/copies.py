@@ -168,10 +168,8 @@ class _Keeper:
             self._start(copy)
 
     def _last_words(self) -> str:
-        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4096))
-        lines = self._errors.read().decode(errors="replace").split("\n")
-        words = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f": {words[:200]}" if words else ""
+        words = crew.last_words(self._errors)
+        return f": {words}" if words else ""
 
     def end(self) -> None:
         """End the copies with all that they started, politely first, and wait until none is left."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
 import subprocess
 import time
 from contextlib import suppress
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import IO, Any, Callable, Mapping, Optional, Sequence
 
 from mpsctl.outside.stop import Stop
 from mpsctl.values.errors import NotReady
@@ -30,10 +31,25 @@ class Failed(NotReady):
     """A process of the crew could not do its work; its own words."""
 
 
+class Ended(Failed):
+    """One ended without a word."""
+
+
 class Crew:
     """The processes of ``commands``, each in a session of its own."""
 
-    def __init__(self, commands: Sequence[Sequence[str]], environment: Mapping[str, str], stop: Stop) -> None:
+    def __init__(
+        self,
+        commands: Sequence[Sequence[str]],
+        environment: Mapping[str, str],
+        stop: Stop,
+        errors: Optional[IO[bytes]] = None,
+        first: Optional[Callable[[], None]] = None,
+    ) -> None:
+        """``errors`` gets what they write to standard error; ``first`` is called in each before its program begins.
+
+        :raises OSError: if a command cannot be started.
+        """
         self._stop = stop
         self._processes: list[subprocess.Popen[bytes]] = []
         self._heard: list[bytearray] = []
@@ -44,9 +60,10 @@ class Crew:
                         command,
                         stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
-                        stderr=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL if errors is None else errors,
                         env=dict(environment),
                         start_new_session=True,
+                        preexec_fn=first,
                     )
                 )
                 self._heard.append(bytearray())
@@ -60,44 +77,57 @@ class Crew:
     def __exit__(self, *exception: object) -> None:
         self.end()
 
-    def hear(self, timeout_s: float, meanwhile: Optional[Callable[[], None]] = None) -> list[dict[str, Any]]:
-        """The next line of each process. ``meanwhile`` is called now and then.
+    def hear(
+        self,
+        timeout_s: float,
+        meanwhile: Optional[Callable[[], None]] = None,
+        only: Optional[Sequence[int]] = None,
+    ) -> list[dict[str, Any]]:
+        """The next line of each process, or of ``only`` some of them. ``meanwhile`` is called now and then.
 
         :raises Failed: if one ends without it, tells of a problem, or the time is over.
         :raises Stopped: if a signal asks for the end.
         """
         end = time.monotonic() + timeout_s
         said: dict[int, dict[str, Any]] = {}
+        numbers = range(len(self._processes)) if only is None else only
         with selectors.DefaultSelector() as selector:
             selector.register(self._stop, selectors.EVENT_READ)
-            for number, process in enumerate(self._processes):
-                assert process.stdout is not None
-                selector.register(process.stdout, selectors.EVENT_READ, number)
-            while len(said) < len(self._processes):
+            for number in numbers:
+                if self._line(number, said):  # it came together with the one before
+                    continue
+                stdout = self._processes[number].stdout
+                assert stdout is not None
+                selector.register(stdout, selectors.EVENT_READ, number)
+            while len(said) < len(numbers):
                 if self._stop.requested is not None:
                     raise Stopped
                 left_s = end - time.monotonic()
                 if left_s <= 0:
-                    missing = len(self._processes) - len(said)
-                    raise Failed(f"{missing} of {len(self._processes)} processes said nothing within {timeout_s:g} s")
+                    missing = len(numbers) - len(said)
+                    raise Failed(f"{missing} of {len(numbers)} processes said nothing within {timeout_s:g} s")
                 for key, _ in selector.select(min(_LOOK_S, left_s)):
                     if key.data is not None and self._take(key.data, said):
                         selector.unregister(key.fileobj)
                 if meanwhile is not None:
                     meanwhile()
-        return [said[number] for number in range(len(self._processes))]
+        return [said[number] for number in numbers]
 
     def _take(self, number: int, said: dict[int, dict[str, Any]]) -> bool:
-        """Read what a process has written; whether its line is whole. It says one line, and the next when told to."""
+        """Read what a process has written; whether its line is whole."""
         stdout = self._processes[number].stdout
         assert stdout is not None
         chunk = os.read(stdout.fileno(), 1 << 16)
         self._heard[number] += chunk
-        if chunk and b"\n" not in chunk:
+        if not chunk and b"\n" not in self._heard[number]:
+            raise Ended("a process ended early and said nothing")
+        return self._line(number, said)
+
+    def _line(self, number: int, said: dict[int, dict[str, Any]]) -> bool:
+        """Take the next line out of what was read of a process; whether there is a whole one."""
+        if b"\n" not in self._heard[number]:
             return False
-        line, newline, rest = bytes(self._heard[number]).partition(b"\n")
-        if not newline:
-            raise Failed("a process ended early and said nothing")
+        line, _, rest = bytes(self._heard[number]).partition(b"\n")
         self._heard[number] = bytearray(rest)
         try:
             found: dict[str, Any] = json.loads(line)
@@ -121,6 +151,15 @@ class Crew:
             except BrokenPipeError:
                 raise Failed("a process ended before it could begin") from None
 
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def kill(self, number: int) -> None:
+        """End one at once, with all of its session's first process group: its command may be a wrapper that forks."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._processes[number].pid, signal.SIGKILL)
+
     def end(self) -> None:
         """End all of them, and wait until they are gone."""
         for process in self._processes:
@@ -128,14 +167,21 @@ class Crew:
             with suppress(BrokenPipeError):
                 process.stdin.close()
         limit = time.monotonic() + _END_S
-        for process in self._processes:
+        for number, process in enumerate(self._processes):
             try:
                 process.wait(max(0.1, limit - time.monotonic()))
             except subprocess.TimeoutExpired:
-                process.kill()
+                self.kill(number)
                 process.wait()
             if process.stdout is not None:
                 process.stdout.close()
+
+
+def last_words(errors: IO[bytes]) -> str:
+    """The last line that processes wrote to standard error, at most 200 characters; empty where there is none."""
+    errors.seek(max(0, errors.seek(0, os.SEEK_END) - 4096))
+    lines = errors.read().decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:200]
 
 
 def say(**words: Any) -> None:

@@ -17,12 +17,12 @@ from mpsctl.values import check
 from mpsctl.values.check import Check
 from mpsctl.values.fit import LARGE_SHARE
 from mpsctl.values.instance import FAIL, IGNORE
+from mpsctl.values.nccl import MULTI_RANK
 
 JOBS, RANKS = "distributed-jobs", "nccl-ranks-on-one-gpu"
 """The names of the checks."""
 _UNSHARED = "no GPU has two ranks of one run"
 
-MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
 _NCCL = "libnccl"
 _TORCH, _MPI, _SLURM = "torch", "MPI", "Slurm"
 _LAUNCHERS = (
@@ -35,7 +35,7 @@ _LAUNCHERS = (
 
 ADVICE = (
     "run it outside MPS with one GPU per rank (unset CUDA_MPS_PIPE_DIRECTORY on a GPU that no instance has), or let"
-    " mps_distributed_jobs: ignore say that it is meant"
+    " mps_distributed_jobs: ignore say that it is meant (`mpsctl loopback` measures what it costs)"
 )
 RANKS_ADVICE = (
     "give each rank a GPU of its own; up to NCCL 2.29 there is no other way, from 2.30 on"

@@ -674,3 +674,23 @@ class Host:
                 content = path.read_bytes()
             found[str(path)] = (about.st_mode, about.st_mtime_ns, about.st_uid, content)
         return found
+
+
+class Lent:
+    """Daemons lent for the time, by pipe directory."""
+
+    def __init__(self, host: Host) -> None:
+        self.host, self.ended = host, 0
+        self.given: list[tuple[Path, tuple[str, ...]]] = []
+
+    @contextmanager
+    def daemon(self, pipe_directory: Path, devices: Sequence[str]) -> Iterator[None]:
+        self.given.append((pipe_directory, tuple(devices)))
+        one = self.host.launch(
+            {"CUDA_MPS_PIPE_DIRECTORY": str(pipe_directory), "CUDA_VISIBLE_DEVICES": ",".join(devices)}
+        )
+        try:
+            yield
+        finally:
+            self.ended += 1
+            self.host.kill(one.pid)

@@ -8,15 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Iterator, Optional, Sequence
+from typing import Any, Callable, Iterator, Optional
 
 import pytest
 
 import simulated_cuda
-from fakes import Host, h200, uuid
+from fakes import Host, Lent, h200, uuid
 from mpsctl.acts import bench
 from mpsctl.acts.bench import Request
 from mpsctl.cli import main as command_line
@@ -45,25 +44,6 @@ def gpu(host: Host, library: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr(bench, "_WARM_UP_S", 0.02)
     host.nvml.loads = {uuid(index): Load(1000, 142_000, 64) for index in range(4)}
     return host
-
-
-class Lent:
-    """Daemons lent for the time, by pipe directory."""
-
-    def __init__(self, host: Host) -> None:
-        self.host, self.given, self.ended = host, [], 0  # type: ignore[var-annotated]
-
-    @contextmanager
-    def daemon(self, pipe_directory: Path, devices: Sequence[str]) -> Iterator[None]:
-        self.given.append((pipe_directory, tuple(devices)))
-        one = self.host.launch(
-            {"CUDA_MPS_PIPE_DIRECTORY": str(pipe_directory), "CUDA_VISIBLE_DEVICES": ",".join(devices)}
-        )
-        try:
-            yield
-        finally:
-            self.ended += 1
-            self.host.kill(one.pid)
 
 
 def sweep(host: Host, stop: Optional[Stop] = None, progress: Any = None, **values: Any) -> tuple[Report, Lent]:

@@ -250,6 +250,17 @@ def test_bytecode_is_kept_per_build_and_python_and_then_used(installed: Installe
 
 
 @needs_root
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_is_handed_to_another_python_can_be_read_as_text(installed: Installed, kept: bool) -> None:
+    if kept:
+        installed.keep()
+    place = installed.kept() if kept else installed.program
+    read = f"import sys, pkgutil; sys.path.insert(0, {str(place)!r}); sys.path.insert(1, {str(installed.program)!r})\n"
+    read += "sys.stdout.buffer.write(pkgutil.get_data('mpsctl.outside', 'rank.py'))"
+    done = subprocess.run([sys.executable, "-IS", "-c", read], capture_output=True, check=True)
+    assert done.stdout == (BUILDER.parent / "mpsctl/outside/rank.py").read_bytes()
+
+
 def test_kept_bytecode_is_not_made_again(installed: Installed) -> None:
     installed.keep()
     before = installed.kept().stat().st_mtime_ns

@@ -43,6 +43,7 @@ VERBS = [
     "undrain",
     "doctor",
     "bench",
+    "loopback",
 ]
 
 
