@@ -89,6 +89,23 @@ def torch(host: Host) -> None:
         sweep(host, f"torch-{model}", f"--count-lines --processes {processes} --seconds 2 --rounds 3 -- {command}")
 
 
+def loopback(host: Host) -> None:
+    """Two ranks of a torch job on the GPU, under MPS and time-sliced, and how they fail."""
+    through_the_unit(host)
+    begin = time.monotonic()
+    said = host.run(
+        f"mkdir -p {PLACE}; mpsctl loopback --instance 0 --python {PYTHON} --timeout 20 --output {PLACE}/loopback.json;"
+        " echo exit $?",
+        check=False,
+        timeout_s=400,
+    )
+    kept = host.root / PLACE.lstrip("/") / "loopback.json"
+    if kept.is_file():
+        PAGES.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(kept, PAGES / "loopback.json")
+    soft(f"loopback ({time.monotonic() - begin:.0f} s)", said.rstrip().endswith("exit 0"), said.splitlines()[-2:])
+
+
 def by_hand(host: Host) -> None:
     """The unit's daemon against one started by hand, in turn within the same sweep."""
     through_the_unit(host)

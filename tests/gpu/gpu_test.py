@@ -58,6 +58,7 @@ PARTS: dict[str, Callable[[Host], None]] = {
     "bench": bench_trial.short,
     "by-hand": bench_trial.by_hand,
     "kills": bench_trial.kills,
+    "loopback": bench_trial.loopback,
 }
 LONG: dict[str, Callable[[Host], None]] = {
     "sweeps": bench_trial.long,
