@@ -99,7 +99,7 @@ def test_nobody_is_left_when_it_is_ended_in_the_storm(
     python.chmod(0o755)
     process = start(program, mark, "--all-reduces", "1000000", python=str(python))
     assert process.stderr is not None
-    assert "20 steps done, 1000000 all-reduces" in process.stderr.readline()
+    assert "100 steps done, 1000000 all-reduces" in process.stderr.readline()
     assert len(marked(mark)) == (5 if forks else 3)
     process.send_signal(number)
     said, _ = process.communicate()

@@ -19,7 +19,7 @@ from gpu_host import PROJECT, Host, client, converge, expect, not_so, on_a_host,
 
 PAGES = PROJECT / "build/gpu-bench"
 PLACE = "/opt/bench"
-SHORT = (("launch", "1,4,16,48"), ("half", "1,4"), ("compute", "1,4"), ("memory", "1,4"))
+SHORT = (("launch", "1,4,16"), ("half", "1,4"), ("compute", "1,4"), ("memory", "1,4"))
 LONG = (
     ("launch", "1,2,4,8,16,32,48"),
     ("half", "1,4,16,48"),
@@ -31,6 +31,8 @@ PYTHON = "/usr/local/bin/machine-python3"
 BY_HAND = "/run/by-hand"
 KILLS, SEED = 20, 580
 GONE_S = 15
+ROUNDS = int(os.environ.get("GPU_ROUNDS", "1"))
+"""Of the loopback; the figures in docs/ are of 3."""
 
 
 def through_the_unit(host: Host) -> None:
@@ -59,22 +61,24 @@ def sweep(host: Host, name: str, options: str) -> dict[str, Any]:
     return report
 
 
-def _sweeps(host: Host, which: tuple[tuple[str, str], ...], rounds: int) -> None:
-    chosen = os.environ.get("GPU_SWEEPS", "").split()
+def _sweeps(host: Host, name: str, which: tuple[tuple[str, str], ...], rounds: int) -> None:
     through_the_unit(host)
     for work, processes in which:
-        if not chosen or work in chosen:
-            sweep(host, work, f"--work {work} --processes {processes} --seconds 1 --rounds {rounds}")
+        sweep(host, name + work, f"--work {work} --processes {processes} --seconds 1 --rounds {rounds}")
 
 
 def short(host: Host) -> None:
     """Each kind of built-in work at a few numbers of processes."""
-    _sweeps(host, SHORT, 1)
+    _sweeps(host, "short-", SHORT, 1)
 
 
 def long(host: Host) -> None:
-    """Each kind up to the cap, three rounds: about seven minutes."""
-    _sweeps(host, LONG, 3)
+    """Each kind up to the cap, three rounds: about ten minutes. GPU_SWEEPS names some of them: "launch half:1,4"."""
+    chosen = os.environ.get("GPU_SWEEPS", "").split()
+    named = [(work, processes) for work, _, processes in (one.partition(":") for one in chosen)]
+    usual = dict(LONG)
+    which = tuple((work, processes or usual[work]) for work, processes in named) or LONG
+    _sweeps(host, "", which, int(os.environ.get("GPU_ROUNDS", "3")))
 
 
 def torch(host: Host) -> None:
@@ -94,7 +98,7 @@ def loopback(host: Host) -> None:
     through_the_unit(host)
     begin = time.monotonic()
     said = host.run(
-        f"mkdir -p {PLACE}; mpsctl loopback --instance 0 --python {PYTHON} --timeout 20 --output {PLACE}/loopback.json;"
+        f"mkdir -p {PLACE}; mpsctl loopback --instance 0 --python {PYTHON} --timeout 20 --rounds {ROUNDS} --output {PLACE}/loopback.json;"
         " echo exit $?",
         check=False,
         timeout_s=400,
@@ -112,8 +116,8 @@ def by_hand(host: Host) -> None:
     host.run(f"mkdir -p {BY_HAND}; CUDA_MPS_PIPE_DIRECTORY={BY_HAND} CUDA_MPS_LOG_DIRECTORY={BY_HAND}"
              " nvidia-cuda-mps-control -d")  # fmt: skip
     try:
-        for work, processes in (("launch", "16"), ("compute", "8")):
-            options = f"--work {work} --processes {processes} --seconds 2 --rounds 5 --against {BY_HAND}"
+        for work, processes in (("launch", "16"), ("compute", "4")):
+            options = f"--work {work} --processes {processes} --seconds 1 --rounds 3 --against {BY_HAND}"
             report = sweep(host, f"by-hand-{work}", options)
             parts = [one["part"] for one in report.get("against", [])]
             soft(f"{work}: the unit's daemon gives at least 0.98 of the other's", min(parts, default=0) >= 0.98, parts)

@@ -93,6 +93,9 @@ def trial(host: Host) -> None:
             ALL[name](host)
         except (Exception, SystemExit) as error:  # the next part is worth trying all the same
             soft(f"{name} came to its end", False, f"{type(error).__name__}: {error}")
+        except KeyboardInterrupt:
+            soft(f"{name} came to its end", False, "stopped by a signal, and with it what would have followed")
+            break
         print(f"== {name}: {time.monotonic() - begin:.0f} s", flush=True)
     host.run("mpsctl version", check=False)
     print(f"parts: {', '.join(chosen)}; not tried: {', '.join(name for name in ALL if name not in chosen) or 'none'}")

@@ -23,7 +23,7 @@ from typing import IO, Any, Callable, Iterator, Mapping, Optional, Sequence
 
 from mpsctl.acts import quiet_gpu, sides
 from mpsctl.acts.sides import Sides
-from mpsctl.outside import hardware, tether
+from mpsctl.outside import hardware, rank, tether
 from mpsctl.outside.crew import Crew, Ended, Failed, Stopped, last_words
 from mpsctl.outside.stop import Stop
 from mpsctl.state.world import World
@@ -53,7 +53,7 @@ class Request:
 
     python: str = "python3"
     backends: Sequence[str] = values.BACKENDS
-    steps: int = 20
+    steps: int = 100
     all_reduces: int = 10_000
     rounds: int = 3
     timeout_s: float = 30.0
@@ -328,7 +328,7 @@ def _measure(one: _Loopback, backend: str, step: bench.Step) -> values.Run:
     sides.settle(one.place, one.stop)
     with _ranks(one, backend, step.series, "measure") as ranks:
         ranks.go()
-        training = ranks.hear(2 * request.timeout_s + _SLOWEST_STEP_S * (request.steps + 1))
+        training = ranks.hear(2 * request.timeout_s + _SLOWEST_STEP_S * (rank.FIRST_STEPS + request.steps))
         one.tell(f"{_where(backend, side, step.round)}: {request.steps} steps done, {request.all_reduces} all-reduces")
         storm = ranks.hear(request.timeout_s + _SLOWEST_ALL_REDUCE_S * request.all_reduces)
         may_take_mib = tuple(said["may_take_mib"] for said in ranks.ready)

@@ -375,7 +375,7 @@ def _loopback_verb(verb: Callable[..., argparse.ArgumentParser]) -> None:
     place.add_argument("--gpu", metavar="REF", help="on this GPU, with a daemon of our own if no instance serves it")
     added.add_argument("--python", metavar="PATH", default="python3", help="that has torch (default: %(default)s)")
     added.add_argument("--backends", metavar="B,B", help="gloo, nccl (default: both; with --cpu gloo)")
-    added.add_argument("--steps", metavar="N", default="20", help="of training, each run (default: %(default)s)")
+    added.add_argument("--steps", metavar="N", default="100", help="of training, each run (default: %(default)s)")
     added.add_argument(
         "--all-reduces", metavar="N", default="10000", help="of 4 bytes, each run (default: %(default)s)"
     )

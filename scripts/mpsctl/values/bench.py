@@ -245,8 +245,11 @@ def _at_one(sliced: dict[int, Point], shared: dict[int, Point]) -> str:
     if not sliced[1].throughput:
         return "at 1 nothing can be told"
     change = shared[1].throughput / sliced[1].throughput - 1
+    spread = max(shared[1].spread, sliced[1].spread)
     if abs(change) < 0.005:
         return "at 1 it costs nothing"
+    if abs(change) <= spread:
+        return f"at 1 it makes no difference beyond the rounds' spread ({100 * spread:.0f} %)"
     return f"at 1 it {'costs' if change < 0 else 'gains'} {100 * abs(change):.0f} %"
 
 

@@ -60,7 +60,10 @@ def run_of(
 
 @dataclass(frozen=True)
 class Point:
-    """The good rounds of one backend on one side: medians, and the least and most steps per second."""
+    """The good rounds of one backend on one side: medians, and the least and most of the rounds.
+
+    ``least_us`` and ``most_us`` are of a round's mean.
+    """
 
     backend: str
     side: str
@@ -71,6 +74,8 @@ class Point:
     mean_us: float
     p50_us: float
     p99_us: float
+    least_us: float
+    most_us: float
 
 
 def points(runs: Iterable[Run]) -> list[Point]:
@@ -88,6 +93,8 @@ def points(runs: Iterable[Run]) -> list[Point]:
             mean_us=median(run.mean_us for run in good),
             p50_us=median(run.p50_us for run in good),
             p99_us=median(run.p99_us for run in good),
+            least_us=min(run.mean_us for run in good),
+            most_us=max(run.mean_us for run in good),
         )
         for key, good in sorted(found.items(), key=lambda item: (BACKENDS.index(item[0][0]), item[0][1] == MPS))
     ]
@@ -188,11 +195,19 @@ def _figures(found: Sequence[Point], backend: str, cpu: bool) -> str:
     by_side = {point.side: point for point in found if point.backend == backend}
     shared, sliced = by_side.get(MPS), by_side.get(SLICED)
     if shared is not None and sliced is not None:
+        steps = f"{_number(shared.steps_per_s)} against {_number(sliced.steps_per_s)} steps/s"
+        if _apart(shared.least, shared.most, sliced.least, sliced.most):
+            steps = (
+                f"under MPS {_times(shared.steps_per_s / sliced.steps_per_s)} times the steps of time-slicing ({steps})"
+            )
+        else:
+            steps = f"no difference in steps between MPS and time-slicing beyond the spread of the rounds ({steps})"
+        apart = _apart(shared.least_us, shared.most_us, sliced.least_us, sliced.most_us)
         return (
-            f"over {backend}, under MPS {_times(shared.steps_per_s / sliced.steps_per_s)} times the steps of"
-            f" time-slicing ({_number(shared.steps_per_s)} against {_number(sliced.steps_per_s)} steps/s), and an"
-            f" all-reduce of 4 bytes takes {_number(shared.mean_us)} µs (p99 {_number(shared.p99_us)}) against"
-            f" {_number(sliced.mean_us)} µs (p99 {_number(sliced.p99_us)})"
+            f"over {backend}, {steps}, and an all-reduce of 4 bytes takes {_number(shared.mean_us)} µs (p99"
+            f" {_number(shared.p99_us)}) against {_number(sliced.mean_us)} µs (p99 {_number(sliced.p99_us)})"
+            f"{'' if apart else ', which is within the spread of the rounds'}"
+            f"{' (one round: how far rounds lie apart is not known)' if shared.rounds == 1 else ''}"
         )
     for point in by_side.values():
         text = (
@@ -201,6 +216,11 @@ def _figures(found: Sequence[Point], backend: str, cpu: bool) -> str:
         )
         return text if cpu else f"{text}; the other side was not measured, so it cannot be told what MPS gains"
     return ""
+
+
+def _apart(least: float, most: float, other_least: float, other_most: float) -> bool:
+    """Whether no round of one side lies among those of the other."""
+    return least > other_most or most < other_least
 
 
 def _held(paths: Sequence[SadPath]) -> str:

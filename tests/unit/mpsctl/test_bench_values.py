@@ -123,7 +123,7 @@ H200 = {
         (
             {SLICED: {1: 989, 2: 894}, MPS: {1: 996, 2: 1036}},
             True,
-            ["1.16 times", "one alone all but fills the GPU (2 do 1.04 times the work of one)", "gains 1 %"],
+            ["1.16 times", "one alone all but fills the GPU (2 do 1.04 times the work of one)", "the rounds' spread (1 %)"],
         ),
         (
             {SLICED: {1: 100, 4: 100}, MPS: {1: 102, 4: 101}},
@@ -212,6 +212,23 @@ def test_from_where_on_more_processes_only_wait(
     runs += [run(SLICED, count, 100.0, p99_ms=100.0 * count) for count in p99_ms]
     note = bench.latency_note(bench.points(runs))
     assert (note is None) if says is None else (says in str(note))
+
+
+@pytest.mark.parametrize(
+    ("sliced", "shared", "says"),
+    [
+        ([187.4, 220.1, 250.4], [281.0, 285.6, 252.7], "it makes no difference beyond the rounds' spread (29 %)"),
+        ([100.0, 100.5, 101.0], [95.0, 95.5, 96.0], "it costs 5 %"),
+        ([100.0, 100.0, 100.0], [100.1, 100.2, 100.3], "it costs nothing"),
+    ],
+)
+def test_a_difference_at_one_process_is_told_only_beyond_the_spread(
+    sliced: Sequence[float], shared: Sequence[float], says: str
+) -> None:
+    # The first is a torch model on an H200 with driver 580.
+    runs = [run(one, 1, rate, n) for one, rates in ((SLICED, sliced), (MPS, shared)) for n, rate in enumerate(rates, 1)]
+    many = sweep({SLICED: {16: 1156.0}, MPS: {16: 3251.0}})
+    assert f"; at 1 {says}; " in bench.judge(bench.points([*runs, *many])).text
 
 
 def test_another_daemon_is_compared_round_by_round_and_has_no_part_in_the_verdict() -> None:

@@ -267,6 +267,40 @@ def test_figures_are_medians_over_rounds_and_percentiles_over_all_reduces_of_bot
     )
 
 
+def of_rounds(side: str, steps_per_s: list[float], mean_us: list[float]) -> list[values.Run]:
+    pairs = zip(steps_per_s, mean_us)
+    return [
+        values.Run(GLOO, side, number, steps_per_s=steps, mean_us=mean, p50_us=mean, p99_us=1000.0)
+        for number, (steps, mean) in enumerate(pairs, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sliced", "shared", "says"),
+    [
+        (  # an H200 with driver 580 and torch 2.11: the first round was slow on both sides
+            ([86.0, 158.6, 178.5], [831.6, 538.6, 529.1]),
+            ([128.0, 168.9, 183.9], [407.3, 375.5, 394.3]),
+            "no difference in steps between MPS and time-slicing beyond the spread of the rounds (169 against"
+            " 159 steps/s), and an all-reduce of 4 bytes takes 394 µs (p99 1,000) against 539 µs (p99 1,000).",
+        ),
+        (
+            ([100.0, 101.0], [500.0, 400.0]),
+            ([200.0, 201.0], [450.0, 480.0]),
+            "2.00 times the steps of time-slicing (200 against 100 steps/s), and an all-reduce of 4 bytes takes"
+            " 465 µs (p99 1,000) against 450 µs (p99 1,000), which is within the spread of the rounds.",
+        ),
+        (([100.0], [500.0]), ([200.0], [400.0]), "(one round: how far rounds lie apart is not known)."),
+    ],
+)
+def test_a_difference_is_told_only_beyond_the_spread_of_the_rounds(
+    sliced: tuple[list[float], list[float]], shared: tuple[list[float], list[float]], says: str
+) -> None:
+    report = values.Report("host", "NVIDIA H200", "580.159.04", 100, 10_000, 3, 30.0)
+    report.runs = [*of_rounds(SLICED, *sliced), *of_rounds(MPS, *shared)]
+    assert report.verdict.endswith(says)
+
+
 # -- NCCL
 
 
