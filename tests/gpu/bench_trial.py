@@ -98,8 +98,8 @@ def loopback(host: Host) -> None:
     through_the_unit(host)
     begin = time.monotonic()
     said = host.run(
-        f"mkdir -p {PLACE}; mpsctl loopback --instance 0 --python {PYTHON} --timeout 20 --rounds {ROUNDS} --output {PLACE}/loopback.json;"
-        " echo exit $?",
+        f"mkdir -p {PLACE}; mpsctl loopback --instance 0 --python {PYTHON} --timeout 20 --rounds {ROUNDS}"
+        f" --output {PLACE}/loopback.json; echo exit $?",
         check=False,
         timeout_s=400,
     )
@@ -114,7 +114,8 @@ def by_hand(host: Host) -> None:
     """The unit's daemon against one started by hand, in turn within the same sweep."""
     through_the_unit(host)
     host.run(f"mkdir -p {BY_HAND}; CUDA_MPS_PIPE_DIRECTORY={BY_HAND} CUDA_MPS_LOG_DIRECTORY={BY_HAND}"
-             " nvidia-cuda-mps-control -d")  # fmt: skip
+             " nvidia-cuda-mps-control -d;"
+             f" for i in $(seq 100); do [ -e {BY_HAND}/control ] && break; sleep 0.1; done")  # fmt: skip
     try:
         for work, processes in (("launch", "16"), ("compute", "4")):
             options = f"--work {work} --processes {processes} --seconds 1 --rounds 3 --against {BY_HAND}"
