@@ -2,12 +2,15 @@
 # Pack everything that a test on a GPU machine needs into build/gpu-bundle.tar.xz: a small Debian host root
 # with systemd and sshd, systemd-nspawn with the libraries it needs outside of it, and Ansible and Molecule as they
 # stand on the package index. Nothing of it is NVIDIA's: the driver and its MPS daemon are the GPU machine's own.
+# bundle.sh [OUTPUT [LEVEL]] writes elsewhere, or packs faster and larger (xz's levels, 0 to 9).
 set -euo pipefail
+output=$(realpath -m "${1:-$(dirname "$0")/../../build/gpu-bundle.tar.xz}")
+level=${2:-6}
 cd "$(dirname "$0")/../.."
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'rm -rf "$work" "$output.new"' EXIT
 root=$work/bundle/root
-mkdir -p "$work/bundle/nspawn" build
+mkdir -p "$work/bundle/nspawn" "$(dirname "$output")"
 say() { printf '%s  %s\n' "$(date +%T)" "$*"; }
 
 say "building the host root"
@@ -42,5 +45,6 @@ rm -rf "$root/opt/ansible/ansible_test"
 sed -i '1s|.*|#!/usr/bin/python3|' "$root"/opt/ansible/bin/*
 
 say "packing"
-tar -C "$work/bundle" --numeric-owner -cf - . | xz -T0 -6 >build/gpu-bundle.tar.xz
-say "build/gpu-bundle.tar.xz: $(stat -c %s build/gpu-bundle.tar.xz) bytes"
+tar -C "$work/bundle" --numeric-owner -cf - . | xz -T0 "-$level" >"$output.new"
+mv "$output.new" "$output"
+say "$output: $(stat -c %s "$output") bytes"

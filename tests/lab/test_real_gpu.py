@@ -13,7 +13,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, Optional
 
 import pytest
 
@@ -30,6 +30,7 @@ class Machine:
 
     kind: str
     base: Path
+    bundle: Optional[Path] = None
 
     def lab(self, *words: str, inside: bool = True, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run the lab, on the stand-in or as the real machine, which sees the same lab and has ssh."""
@@ -41,7 +42,11 @@ class Machine:
                 str(LAB),
                 *words,
             ],
-            env={**os.environ, "MPS_LAB_DIR": str(self.base / "lab")},
+            env={
+                **os.environ,
+                "MPS_LAB_DIR": str(self.base / "lab"),
+                **({"MPS_LAB_BUNDLE": str(self.bundle)} if self.bundle else {}),
+            },
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -80,12 +85,16 @@ class Machine:
 @pytest.fixture(scope="module", params=["bare", "full"])
 def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """With one host up: from the bundle on a bare machine, else from a root built there."""
-    if request.param == "bare" and (not BUNDLE.exists() or BUNDLE.stat().st_mtime < BUILD.stat().st_mtime):
-        subprocess.run([BUILD], check=True)
     base = tmp_path_factory.mktemp("real")
+    bundle = None
+    if request.param == "bare":
+        bundle = BUNDLE
+        if not BUNDLE.exists() or BUNDLE.stat().st_mtime < BUILD.stat().st_mtime:
+            bundle = base / "bundle.tar.xz"
+            subprocess.run([BUILD, bundle, "0"], check=True)
     (base / "shared/below").mkdir(parents=True)
     (base / "shared/below/word").write_text("of the machine\n")
-    there = Machine(request.param, base)
+    there = Machine(request.param, base, bundle)
     try:
         there.up()
         yield there

@@ -123,7 +123,11 @@ H200 = {
         (
             {SLICED: {1: 989, 2: 894}, MPS: {1: 996, 2: 1036}},
             True,
-            ["1.16 times", "one alone all but fills the GPU (2 do 1.04 times the work of one)", "the rounds' spread (1 %)"],
+            [
+                "1.16 times",
+                "one alone all but fills the GPU (2 do 1.04 times the work of one)",
+                "the rounds' spread (1 %)",
+            ],
         ),
         (
             {SLICED: {1: 100, 4: 100}, MPS: {1: 102, 4: 101}},
