@@ -17,32 +17,6 @@ if TYPE_CHECKING:  # every call of the program reads the options: what runs is r
     from mpsctl.values.bench import Report
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument("--instance", metavar="I", help="through this instance (default: the only one)")
-    place.add_argument("--gpu", metavar="REF", help="on this GPU, with a daemon of our own if no instance serves it")
-    parser.add_argument(
-        "--work",
-        choices=("launch", "half", "compute", "memory"),
-        default="launch",
-        help="small kernels, kernels for half of the GPU, for all of it, or large arrays (default: %(default)s)",
-    )
-    parser.add_argument("--processes", metavar="N,N", help="how many at a time (default: 1,2,4,8,16)")
-    parser.add_argument("--seconds", metavar="S", default="2", help="that one run counts (default: %(default)s)")
-    parser.add_argument("--rounds", metavar="N", default="3", help="of all runs (default: %(default)s)")
-    parser.add_argument("--threads", metavar="P", action="append", default=[], help="MPS at this thread percentage")
-    parser.add_argument("--memory", metavar="Q", action="append", default=[], help="MPS under this limit per process")
-    parser.add_argument("--against", metavar="DIR", help="compare with the daemon of this pipe directory as well")
-    parser.add_argument("--output", metavar="DIR", help="write JSON, CSV, plots (SVG) and one HTML page there")
-    parser.add_argument("--force", action="store_true", help="on a busy GPU as well: figures mean less, others suffer")
-    parser.add_argument(
-        "--count-lines",
-        action="store_true",
-        help="a request of the command is a line that it prints, not one run of it",
-    )
-    parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND")
-
-
 def run(world: World, options: argparse.Namespace) -> int:
     """The sweep; 0, or 128 + n if signal n cut it short. What was measured is written all the same."""
     from mpsctl.acts import bench

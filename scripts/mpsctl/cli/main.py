@@ -1,4 +1,4 @@
-"""The verbs, their options and their exit codes."""
+"""What each verb does, and what becomes of errors on the way."""
 
 from __future__ import annotations
 
@@ -10,25 +10,9 @@ from contextlib import suppress
 from typing import Any, Callable, Optional, Sequence
 
 from mpsctl import __version__
+from mpsctl.cli.options import parser
 from mpsctl.values import build
 from mpsctl.values.errors import BadValue, MpsctlError, NotReady
-
-EXIT_CODES = """\
-exit codes:
-  0  done; with status: everything is as wished
-  1  status: something is not as wished; condition: this host is skipped; reconcile, remove: not brought about;
-     health: something is amiss; drain: clients are left; doctor: there are diagnoses; loopback: a result was wrong,
-     or a sad path did not hold
-  2  a value or the command line is refused, nothing was changed
-  3  something outside is not ready: driver, GPU, control daemon
-  4  what was set does not read back as wished
-  70 a fault of this program
-  141 nobody read the answer to its end
-  255 condition: it cannot be told
-  verify: as monitoring plugins have it: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN (something cannot be looked at)
-  bench, loopback: 128 + n after signal n, with what was measured until then
-  run: the command's own, 128 + n after signal n, 126 and 127 where it cannot be started
-"""
 
 _FAULT = 70
 _NOBODY_READS = 141
@@ -57,10 +41,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _main(arguments: Sequence[str]) -> int:
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    options = parser(arguments[0] if arguments else None).parse_args(arguments)
     try:
-        code: int = options.run(options)
+        code = _RUN[options.verb](options)
         _flush()
         return code
     except MpsctlError as error:
@@ -113,138 +96,6 @@ def _fail(options: argparse.Namespace, text: str, code: int) -> int:
     print(f"mpsctl {options.verb}: {text}", file=sys.stderr)
     _give_up_unwritten()
     return code if options.verb != "condition" else _CANNOT_TELL
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="mpsctl",
-        description="NVIDIA MPS on this host: one control daemon per instance, with limits that are in force.",
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-
-    def verb(name: str, run: Callable[[argparse.Namespace], int], help_: str) -> argparse.ArgumentParser:
-        added = verbs.add_parser(
-            name,
-            help=help_,
-            description=f"{help_[0].upper()}{help_[1:]}.",
-            epilog=EXIT_CODES,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        added.add_argument("--json", action="store_true", help="answer as one JSON object")
-        added.set_defaults(run=run)
-        return added
-
-    status = verb("status", _status, "what each instance is, beside what is wished of it")
-    status.add_argument("instances", nargs="*", metavar="INSTANCE", help="default: all that have a file in /etc/mps")
-    verify = verb("verify", _verify, "prove that MPS is active, check by check, and say what keeps it from being so")
-    verify.add_argument("instances", nargs="*", metavar="INSTANCE", help="default: all that have a file in /etc/mps")
-    verify.add_argument("--all", action="store_true", help="show what passed as well, check by check")
-    verify.add_argument("--witness", action="store_true", help="send a real CUDA client through each instance as well")
-    verify.add_argument("--allocate", action="store_true", help="with it: try its limit, and run a small kernel")
-    verb("health", _health, "look at every active instance, and end escaped clients where its file says so")
-    verb("gpus", _gpus, "the GPUs of this host under every name they have")
-    env = verb("env", _env, "what a client of an instance must export")
-    env.add_argument("instance", metavar="INSTANCE")
-    env.add_argument(
-        "--hints", action="store_true", help="add, as comments, what frameworks must be told (shell, systemd)"
-    )
-    env.add_argument(
-        "--format",
-        choices=("shell", "systemd", "docker", "json"),
-        default="shell",
-        help="for a shell to eval, an EnvironmentFile, arguments of docker run, or JSON (default: %(default)s)",
-    )
-    verb("version", _version, "the version of this program, its build, and of what it talks to")
-    apply = verb("apply", _apply, "put the limits of an instance in force, read them back, and let clients in")
-    _name_one(apply)
-    prepare = verb("prepare", _prepare, "make a host ready for the daemon of an instance (the unit's ExecStartPre)")
-    _name_one(prepare)
-    stop = verb("stop", _stop, "drain and quit the daemon of an instance within its bound (the unit's ExecStop)")
-    _name_one(stop)
-    release = verb("release", _release, "undo what prepare did, on a real stop only (the unit's ExecStopPost)")
-    _name_one(release)
-    condition = verb("condition", _condition, "say whether this host can run MPS (the unit's ExecCondition)")
-    _name_one(condition)
-    reconcile = verb("reconcile", _reconcile, "bring this host into the state that a request on standard input wishes")
-    reconcile.add_argument("--check", action="store_true", help="only say what would be done")
-    remove = verb(
-        "remove", _remove, "take everything of ours off this host: daemons, compute modes, files, this program"
-    )
-    remove.add_argument("--check", action="store_true", help="only say what would be done")
-    _client_verbs(verb)
-    _fitting_verbs(verb)
-    _doctor_verb(verb)
-    _bench_verb(verb)
-    _loopback_verb(verb)
-    return parser
-
-
-def _client_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
-    """Who is connected, and how they are let in, kept out and ended."""
-    clients = verb("clients", _clients, "who is connected to each instance, and what was left over on the GPUs")
-    clients.add_argument("instances", nargs="*", metavar="INSTANCE", help="default: all that have a file in /etc/mps")
-    clients.add_argument("--terminate", metavar="PID", help="end this client: by the daemon first, then its process")
-    clients.add_argument("--yes", action="store_true", help="do not ask before; needed where there is no terminal")
-    drain = verb("drain", _drain, "let no new client into instances, and wait for those that are connected")
-    drain.add_argument("instances", nargs="*", metavar="INSTANCE", help="default: all that have a file in /etc/mps")
-    drain.add_argument("--timeout", metavar="S", default="300", help="seconds to wait (default: %(default)s)")
-    drain.add_argument("--terminate", action="store_true", help="end those that are left then, by the daemon first")
-    undrain = verb("undrain", _undrain, "let clients into drained instances again, with their limits read back")
-    undrain.add_argument("instances", nargs="*", metavar="INSTANCE", help="default: all that have a file in /etc/mps")
-
-
-def _fitting_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
-    """What fits on a GPU, and clients with less than their instance gives."""
-    measure = verb("measure", _measure, "what a client's context and the server cost on this GPU, kept on this host")
-    place = measure.add_mutually_exclusive_group()
-    place.add_argument("--instance", metavar="I", help="through this instance (default: the only one)")
-    place.add_argument("--gpu", metavar="REF", help="on this GPU, by index, UUID or PCI address")
-    measure.add_argument("--threads", metavar="P", action="append", default=[], help="at this thread percentage")
-    measure.add_argument("--force", action="store_true", help="on a busy GPU as well: figures may be too high")
-
-    plan = verb("plan", _plan, "how many processes of a size fit on a GPU, with which limit and percentage")
-    plan.add_argument(
-        "--memory", metavar="Q", required=True, help="size of one process, its context included: 4G, 20%%"
-    )
-    plan.add_argument("--clients", metavar="N", help="how many (default: what fits, up to 8)")
-    plan.add_argument("--gpu", metavar="REF", help="a GPU of this host (default: its only kind)")
-    plan.add_argument("--model-memory-mib", metavar="N", help="a GPU that is not here: its memory in MiB")
-    plan.add_argument("--gpu-name", metavar="NAME", help="with it: its name as NVML has it")
-    plan.add_argument("--driver", metavar="V", help="with it: the driver's version")
-    plan.add_argument("--threads", metavar="P", help="thread percentage of every client")
-    plan.add_argument("--latency", choices=("short", "long"), help="many short requests at once, or few long ones")
-    plan.add_argument("--rates", metavar="A:B", help="request rates of mixed models, one process each: 3:1")
-    plan.add_argument("--synchronous", action="store_true", help="the job trains across GPUs")
-    plan.add_argument("--format", choices=("text", "vars"), default="text", help="vars: YAML variables to paste")
-
-    run = verb("run", _run, "start a client with lower limits of its own, and prove that it became one")
-    run.add_argument("--instance", metavar="I", required=True)
-    run.add_argument("--memory", metavar="Q", help="memory limit on each GPU, at most the instance's")
-    run.add_argument("--threads", metavar="P", help="thread percentage, at most the instance's")
-    run.add_argument("--priority", metavar="N", help="0 (normal) or 1 (below normal)")
-    run.add_argument("--prove-timeout", metavar="S", default="30", help="seconds to wait for it (default: %(default)s)")
-    run.add_argument("--require-mps", action="store_true", help="exit code 4 if it never became an MPS client")
-    run.add_argument("--report", metavar="FILE", help="write what became of it as JSON; with --json only there")
-    run.add_argument("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND")
-
-
-def _doctor_verb(verb: Callable[..., argparse.ArgumentParser]) -> None:
-    added = verb("doctor", _doctor, "from symptoms to causes: what this host, an error, a log or a file tells")
-    added.add_argument("instances", nargs="*", metavar="INSTANCE", help="default: all that have a file in /etc/mps")
-    for option, metavar, text in (
-        ("--error", "X", "explain a CUDA error (805, CUDA_ERROR_…, cudaError…), a program's text, or mps"),
-        ("--log", "FILE", "read a control or server log, or any pasted text; - for standard input"),
-        ("--pid", "N", "why this process is no MPS client, or what is wrong with it"),
-        ("--container", "FILE", "read what `docker inspect` prints, or a compose file as JSON; - for standard input"),
-        ("--unit", "FILE", "read a systemd unit, a crontab or a script that runs MPS; - for standard input"),
-    ):
-        added.add_argument(option, metavar=metavar, action="append", default=[], help=text)
-
-
-def _name_one(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("instance", metavar="INSTANCE", help="the name behind the @ of its unit")
 
 
 def _main_pid() -> Optional[int]:
@@ -352,43 +203,10 @@ def _measure(options: argparse.Namespace) -> int:
     return fitting.measure(_acting_world(options), options)
 
 
-def _bench_verb(verb: Callable[..., argparse.ArgumentParser]) -> None:
-    from mpsctl.cli import bench
-
-    bench.add_options(
-        verb("bench", _bench, "whether sharing this GPU pays for a kind of work: MPS against time-slicing")
-    )
-
-
 def _bench(options: argparse.Namespace) -> int:
     from mpsctl.cli import bench
 
     return bench.run(_acting_world(options), options)
-
-
-def _loopback_verb(verb: Callable[..., argparse.ArgumentParser]) -> None:
-    added = verb(
-        "loopback", _loopback, "two ranks of a distributed torch job on one GPU: what they cost, how they fail"
-    )
-    place = added.add_mutually_exclusive_group()
-    place.add_argument("--instance", metavar="I", help="through this instance (default: the only one)")
-    place.add_argument("--gpu", metavar="REF", help="on this GPU, with a daemon of our own if no instance serves it")
-    added.add_argument("--python", metavar="PATH", default="python3", help="that has torch (default: %(default)s)")
-    added.add_argument("--backends", metavar="B,B", help="gloo, nccl (default: both; with --cpu gloo)")
-    added.add_argument("--steps", metavar="N", default="100", help="of training, each run (default: %(default)s)")
-    added.add_argument(
-        "--all-reduces", metavar="N", default="10000", help="of 4 bytes, each run (default: %(default)s)"
-    )
-    added.add_argument("--rounds", metavar="N", default="3", help="of all runs (default: %(default)s)")
-    added.add_argument(
-        "--timeout",
-        metavar="S",
-        default="30",
-        help="seconds in which a rank that is left alone ends (default: %(default)s)",
-    )
-    added.add_argument("--output", metavar="FILE", help="write all figures there as JSON, also on the way")
-    added.add_argument("--force", action="store_true", help="on a busy GPU as well: figures mean less, others suffer")
-    added.add_argument("--cpu", action="store_true", help="without a GPU: tries all but what MPS does")
 
 
 def _loopback(options: argparse.Namespace) -> int:
@@ -545,3 +363,29 @@ def _acting_world(options: argparse.Namespace) -> Any:
             print(text, file=stream, flush=True)
 
     return World(say=say)
+
+
+_RUN: dict[str, Callable[[argparse.Namespace], int]] = {
+    "status": _status,
+    "verify": _verify,
+    "health": _health,
+    "gpus": _gpus,
+    "env": _env,
+    "version": _version,
+    "apply": _apply,
+    "prepare": _prepare,
+    "stop": _stop,
+    "release": _release,
+    "condition": _condition,
+    "reconcile": _reconcile,
+    "remove": _remove,
+    "clients": _clients,
+    "drain": _drain,
+    "undrain": _undrain,
+    "measure": _measure,
+    "plan": _plan,
+    "run": _run,
+    "doctor": _doctor,
+    "bench": _bench,
+    "loopback": _loopback,
+}

@@ -7,7 +7,6 @@ is absent is not managed: what it would set is left as found.
 from __future__ import annotations
 
 import configparser
-import difflib
 import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -153,6 +152,8 @@ def _meant_key(key: str) -> str:
     homes = {known: section for section, keys in _SECTIONS.items() for known in keys}
     if key in homes:
         return f"move it to [{homes[key]}]"
+    import difflib
+
     near = difflib.get_close_matches(key.lower(), [known.lower() for known in homes], 1)
     return next((f"did you mean {known}?" for known in homes if near == [known.lower()]), "remove it")
 

@@ -6,7 +6,6 @@ EnvironmentFile are part of the value (field reports; NVIDIA's own examples have
 
 from __future__ import annotations
 
-import difflib
 from typing import Mapping
 
 from mpsctl.values.check import Reason
@@ -33,6 +32,8 @@ def oddities(environment: Mapping[str, str]) -> list[Reason]:
         if not name.startswith(PREFIX):
             continue
         if name not in KNOWN:
+            import difflib
+
             near = difflib.get_close_matches(name, KNOWN, 1, 0.0)[0]
             line = f"{name}={value} is no variable of MPS; {near} is the nearest one"
             found.append(Reason("misspelt-variable", line, f"did you mean {near}?"))

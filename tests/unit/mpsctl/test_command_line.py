@@ -18,33 +18,12 @@ import pytest
 from fakes import Host, h200, split_by_mig, uuid
 from mpsctl.acts import apply
 from mpsctl.cli import main as command_line
+from mpsctl.cli import options
 from mpsctl.outside import hardware
 from mpsctl.state import world as worlds
 from mpsctl.state.world import World
 
-VERBS = [
-    "status",
-    "verify",
-    "health",
-    "gpus",
-    "env",
-    "version",
-    "apply",
-    "prepare",
-    "stop",
-    "release",
-    "condition",
-    "reconcile",
-    "measure",
-    "plan",
-    "run",
-    "clients",
-    "drain",
-    "undrain",
-    "doctor",
-    "bench",
-    "loopback",
-]
+VERBS = list(options.VERBS)
 
 
 class Shell:
@@ -102,6 +81,41 @@ def test_the_help_of_every_verb_lists_the_exit_codes(mpsctl: Shell, verb: str) -
     for code in ("0  done", "1  status", "2  a value", "3  something outside", "4  what was set", "70 a fault"):
         assert code in mpsctl.out
     assert "--json" in mpsctl.out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "mpsctl: the following arguments are required: VERB"),
+        (["--loud"], "mpsctl: "),
+        (["stauts"], "mpsctl: argument VERB: invalid choice: 'stauts'"),
+        *([[verb, "--no-such-option"], f"mpsctl {verb}: "] for verb in VERBS if verb not in ("bench", "run")),
+        (["bench", "--no-such-option"], "mpsctl bench: "),
+        (["run", "--no-such-option"], "mpsctl run: the following arguments are required: --instance"),
+        (["env", "0", "--format", "yaml"], "mpsctl env: argument --format: invalid choice: 'yaml'"),
+        (["bench", "--gpu", "0", "--instance", "0"], "mpsctl bench: argument --instance: not allowed with"),
+    ],
+)
+def test_a_command_line_that_is_refused_takes_one_line(mpsctl: Shell, words: list[str], says: str) -> None:
+    assert mpsctl(*words) == 2
+    assert mpsctl.out == ""
+    assert mpsctl.err.startswith(says)
+    assert mpsctl.err.endswith(" --help` shows what there is\n")
+    assert mpsctl.err.count("\n") == 1
+
+
+def test_every_verb_does_something() -> None:
+    assert set(command_line._RUN) == set(VERBS)
+
+
+@pytest.mark.parametrize("columns", ["60", "200", "0", "wide", ""])
+def test_help_is_as_wide_as_the_terminal(mpsctl: Shell, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert mpsctl("plan", "--help") == 0
+    usage = mpsctl.out.partition("\n\n")[0].splitlines()
+    width = int(columns) if columns.isdigit() and int(columns) else 80
+    assert max(map(len, usage)) <= width - 2
+    assert (len(usage) > 5) == (width == 60)
 
 
 def test_the_help_of_the_program_lists_every_verb(mpsctl: Shell) -> None:
