@@ -68,6 +68,12 @@ def _whole_mib(text: str) -> int:
     raise BadValue(repr(text), "a GPU's memory in whole MiB", "write for example 15360")
 
 
+def _gpu_name(text: str) -> str:
+    if text.strip() and text.isprintable():
+        return text
+    raise BadValue(repr(text), "a GPU's name", "write for example 'NVIDIA H200'")
+
+
 def _driver(text: str) -> str:
     if re.fullmatch(r"[1-9][0-9]{2}(\.[0-9]+){0,2}", text):
         return text
@@ -90,7 +96,9 @@ def _card(world: World, options: argparse.Namespace) -> Card:
     if options.model_memory_mib is None or options.gpu_name is None:
         raise BadValue(f"only {', '.join(given)}", "--model-memory-mib and --gpu-name", "give both")
     memory_mib = option("--model-memory-mib", options.model_memory_mib, _whole_mib)
-    return Card(options.gpu_name, memory_mib, option("--driver", options.driver, _driver))
+    return Card(
+        option("--gpu-name", options.gpu_name, _gpu_name), memory_mib, option("--driver", options.driver, _driver)
+    )
 
 
 def plan(world: World, options: argparse.Namespace) -> int:

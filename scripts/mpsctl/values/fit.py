@@ -111,10 +111,9 @@ def _judge_limit(card: Card, costs: Costs, demand: Demand, verdict: Verdict) -> 
             f"driver {_LIMITS_FROM_BRANCH} or newer (memory limits need CUDA 11.5; clients hang without it)",
             "update the driver, or set no limit",
         )
-    verdict.lines.append(
-        f"one client: {limit_mib} MiB limit - {costs.context_mib} MiB context = {limit_mib - costs.context_mib} MiB"
-        f" to allocate ({costs.origin})"
-    )
+    left_mib = limit_mib - costs.context_mib
+    left = f"= {left_mib} MiB to allocate" if left_mib > 0 else "leaves nothing to allocate"
+    verdict.lines.append(f"one client: {limit_mib} MiB limit - {costs.context_mib} MiB context {left} ({costs.origin})")
     if limit_mib < costs.least_limit_mib:
         found = f"a limit of {limit_mib} MiB on {card.name}"
         expected = f"at least {costs.least_limit_mib} MiB, what a client needs to start ({costs.origin})"

@@ -154,7 +154,8 @@ def plan(card: Card, costs: Costs, wish: Wish) -> Plan:
     found.refusals = [str(error) for _, error in verdict.refusals]
     _advise_on_mps(found, wish)
     _advise_on_percentage(found, wish)
-    found.hints = hints(card.memory_mib - costs.reserved_mib, wish.limit_mib, costs)
+    if wish.limit_mib > costs.context_mib:  # else no framework has anything to take
+        found.hints = hints(card.memory_mib - costs.reserved_mib, wish.limit_mib, costs)
     return found
 
 

@@ -327,6 +327,8 @@ def test_a_plan_that_cannot_fit_ends_with_2_and_the_arithmetic(mpsctl: Shell) ->
         ["--memory", "4G", "--gpu", "9"],
         ["--memory", "4G", "--gpu-name", "Tesla T4"],
         ["--memory", "4G", "--gpu", "0", *DESCRIBED],
+        ["--memory", "4G", "--gpu-name", "", "--model-memory-mib", "15360"],
+        ["--memory", "4G", "--gpu-name", "Tesla\nT4", "--model-memory-mib", "15360"],
         ["--memory", "4G", "--gpu-name", "x", "--model-memory-mib", "4G"],
         ["--memory", "4G", "--gpu-name", "x", "--model-memory-mib", "15360", "--driver", "new"],
     ],

@@ -119,6 +119,14 @@ def test_hints_are_scaled_to_the_limit(host: Host) -> None:
     assert "--gpu-memory-utilization 0.1430" in vllm
 
 
+@pytest.mark.parametrize(("limit_mib", "left"), [(100, 0), (514, 0), (515, 1), (4096, 3582)])
+def test_a_limit_that_leaves_nothing_has_no_hints_and_no_negative_number(host: Host, limit_mib: int, left: int) -> None:
+    found = plan(host, limit_mib=limit_mib)
+    [line] = [line for line in found.lines if line.startswith("one client: ")]
+    assert (f"= {left} MiB to allocate" if left else "leaves nothing to allocate") in line
+    assert bool(found.hints) == bool(left)
+
+
 @given(st.integers(1, 143_155), st.integers(1, 2_000))
 def test_no_fraction_allows_more_than_the_limit(limit_mib: int, context_mib: int) -> None:
     costs = Costs(context_mib, 66, 616, context_mib + 1, "somewhere")
