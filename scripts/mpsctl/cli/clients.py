@@ -34,7 +34,7 @@ def clients(world: World, options: argparse.Namespace) -> int:
         print(json.dumps(_as_json(found)))
     else:
         _print(found)
-    return NotReady.exit_code if found.unknown else 0
+    return NotReady.exit_code if found.unknown or found.problem else 0
 
 
 def _as_json(found: Found) -> dict[str, Any]:
