@@ -28,10 +28,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="small kernels, kernels for half of the GPU, for all of it, or large arrays (default: %(default)s)",
     )
     parser.add_argument("--processes", metavar="N,N", help="how many at a time (default: 1,2,4,8,16)")
-    parser.add_argument("--seconds", metavar="S", default="2", help="that one run counts (default: %(default)s)")
-    parser.add_argument("--rounds", metavar="N", default="3", help="of all runs (default: %(default)s)")
-    parser.add_argument("--threads", metavar="P", action="append", default=[], help="MPS at this thread percentage")
-    parser.add_argument("--memory", metavar="Q", action="append", default=[], help="MPS under this limit per process")
+    parser.add_argument("--seconds", metavar="S", default="2", help="how long one run counts (default: %(default)s)")
+    parser.add_argument("--rounds", metavar="N", default="3", help="how often each run is made (default: %(default)s)")
+    parser.add_argument(
+        "--threads", metavar="P", action="append", default=[], help="MPS at this thread percentage; may be repeated"
+    )
+    parser.add_argument(
+        "--memory", metavar="Q", action="append", default=[], help="MPS under this limit per process; may be repeated"
+    )
     parser.add_argument("--against", metavar="DIR", help="compare with the daemon of this pipe directory as well")
     parser.add_argument("--output", metavar="DIR", help="write JSON, CSV, plots (SVG) and one HTML page there")
     parser.add_argument("--force", action="store_true", help="on a busy GPU as well: figures mean less, others suffer")

@@ -201,7 +201,9 @@ def _fitting_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
     place = measure.add_mutually_exclusive_group()
     place.add_argument("--instance", metavar="I", help="through this instance (default: the only one)")
     place.add_argument("--gpu", metavar="REF", help="on this GPU, by index, UUID or PCI address")
-    measure.add_argument("--threads", metavar="P", action="append", default=[], help="at this thread percentage")
+    measure.add_argument(
+        "--threads", metavar="P", action="append", default=[], help="at this percentage; may be repeated"
+    )
     measure.add_argument("--force", action="store_true", help="on a busy GPU as well: figures may be too high")
 
     plan = verb("plan", _plan, "how many processes of a size fit on a GPU, with which limit and percentage")
@@ -373,13 +375,13 @@ def _loopback_verb(verb: Callable[..., argparse.ArgumentParser]) -> None:
     place = added.add_mutually_exclusive_group()
     place.add_argument("--instance", metavar="I", help="through this instance (default: the only one)")
     place.add_argument("--gpu", metavar="REF", help="on this GPU, with a daemon of our own if no instance serves it")
-    added.add_argument("--python", metavar="PATH", default="python3", help="that has torch (default: %(default)s)")
+    added.add_argument("--python", metavar="PATH", default="python3", help="a Python with torch (default: %(default)s)")
     added.add_argument("--backends", metavar="B,B", help="gloo, nccl (default: both; with --cpu gloo)")
-    added.add_argument("--steps", metavar="N", default="100", help="of training, each run (default: %(default)s)")
+    added.add_argument("--steps", metavar="N", default="100", help="steps of training a run (default: %(default)s)")
     added.add_argument(
-        "--all-reduces", metavar="N", default="10000", help="of 4 bytes, each run (default: %(default)s)"
+        "--all-reduces", metavar="N", default="10000", help="all-reduces of 4 bytes a run (default: %(default)s)"
     )
-    added.add_argument("--rounds", metavar="N", default="3", help="of all runs (default: %(default)s)")
+    added.add_argument("--rounds", metavar="N", default="3", help="how often each run is made (default: %(default)s)")
     added.add_argument(
         "--timeout",
         metavar="S",
