@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # every call of the program reads the options: what runs is r
 
 
 def run(world: World, options: argparse.Namespace) -> int:
-    """The sweep; 0, or 128 + n if signal n cut it short. What was measured is written all the same."""
+    """The sweep; 0, 1 if no run gave a figure, or 128 + n if signal n cut it short. What there is is written."""
     from mpsctl.acts import bench
     from mpsctl.cli import bench_report
     from mpsctl.cli.fitting import option
@@ -65,7 +65,9 @@ def run(world: World, options: argparse.Namespace) -> int:
             print(bench_report.as_text(report))
             if folder is not None:
                 print(f"written to {folder}")
-        return 0 if stopped.requested is None else 128 + stopped.requested
+        if stopped.requested is not None:
+            return 128 + stopped.requested
+        return 0 if report.points else 1
 
 
 def _tell(number: int, report: Report) -> None:

@@ -13,8 +13,8 @@ EXIT_CODES = """\
 exit codes:
   0  done; with status: everything is as wished
   1  status: something is not as wished; condition: this host is skipped; reconcile, remove: not brought about;
-     health: something is amiss; drain: clients are left; doctor: there are diagnoses; loopback: a result was wrong,
-     or a sad path did not hold
+     health: something is amiss; drain: clients are left; clients: you said no; doctor: there are diagnoses;
+     bench: nothing could be measured; loopback: a result was wrong, or a way to fail did not end as it must
   2  a value or the command line is refused, nothing was changed
   3  something outside is not ready: driver, GPU, control daemon
   4  what was set does not read back as wished
@@ -140,7 +140,9 @@ def _place(parser: argparse.ArgumentParser, gpu: str) -> None:
 
 def _measure(parser: argparse.ArgumentParser) -> None:
     _place(parser, "on this GPU, by index, UUID or PCI address")
-    parser.add_argument("--threads", metavar="P", action="append", default=[], help="at this thread percentage")
+    parser.add_argument(
+        "--threads", metavar="P", action="append", default=[], help="at this percentage; may be repeated"
+    )
     parser.add_argument("--force", action="store_true", help="on a busy GPU as well: figures may be too high")
 
 
@@ -194,10 +196,14 @@ def _bench(parser: argparse.ArgumentParser) -> None:
         help="small kernels, kernels for half of the GPU, for all of it, or large arrays (default: %(default)s)",
     )
     parser.add_argument("--processes", metavar="N,N", help="how many at a time (default: 1,2,4,8,16)")
-    parser.add_argument("--seconds", metavar="S", default="2", help="that one run counts (default: %(default)s)")
-    parser.add_argument("--rounds", metavar="N", default="3", help="of all runs (default: %(default)s)")
-    parser.add_argument("--threads", metavar="P", action="append", default=[], help="MPS at this thread percentage")
-    parser.add_argument("--memory", metavar="Q", action="append", default=[], help="MPS under this limit per process")
+    parser.add_argument("--seconds", metavar="S", default="2", help="how long one run counts (default: %(default)s)")
+    parser.add_argument("--rounds", metavar="N", default="3", help="how often each run is made (default: %(default)s)")
+    parser.add_argument(
+        "--threads", metavar="P", action="append", default=[], help="MPS at this thread percentage; may be repeated"
+    )
+    parser.add_argument(
+        "--memory", metavar="Q", action="append", default=[], help="MPS under this limit per process; may be repeated"
+    )
     parser.add_argument("--against", metavar="DIR", help="compare with the daemon of this pipe directory as well")
     parser.add_argument("--output", metavar="DIR", help="write JSON, CSV, plots (SVG) and one HTML page there")
     parser.add_argument("--force", action="store_true", help="on a busy GPU as well: figures mean less, others suffer")
@@ -211,13 +217,15 @@ def _bench(parser: argparse.ArgumentParser) -> None:
 
 def _loopback(parser: argparse.ArgumentParser) -> None:
     _place(parser, _LENT)
-    parser.add_argument("--python", metavar="PATH", default="python3", help="that has torch (default: %(default)s)")
-    parser.add_argument("--backends", metavar="B,B", help="gloo, nccl (default: both; with --cpu gloo)")
-    parser.add_argument("--steps", metavar="N", default="100", help="of training, each run (default: %(default)s)")
     parser.add_argument(
-        "--all-reduces", metavar="N", default="10000", help="of 4 bytes, each run (default: %(default)s)"
+        "--python", metavar="PATH", default="python3", help="a Python with torch (default: %(default)s)"
     )
-    parser.add_argument("--rounds", metavar="N", default="3", help="of all runs (default: %(default)s)")
+    parser.add_argument("--backends", metavar="B,B", help="gloo, nccl (default: both; with --cpu gloo)")
+    parser.add_argument("--steps", metavar="N", default="100", help="steps of training a run (default: %(default)s)")
+    parser.add_argument(
+        "--all-reduces", metavar="N", default="10000", help="all-reduces of 4 bytes a run (default: %(default)s)"
+    )
+    parser.add_argument("--rounds", metavar="N", default="3", help="how often each run is made (default: %(default)s)")
     parser.add_argument(
         "--timeout",
         metavar="S",
