@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any
 
-from gpu_host import PROJECT, Host, client, converge, expect, not_so, on_a_host, soft
+from gpu_host import PROJECT, Host, client, converge, expect, not_so, not_tried, on_a_host, soft
 
 PAGES = PROJECT / "build/gpu-bench"
 PLACE = "/opt/bench"
@@ -81,11 +81,17 @@ def long(host: Host) -> None:
     _sweeps(host, "", which, int(os.environ.get("GPU_ROUNDS", "3")))
 
 
+def _has_torch(host: Host) -> bool:
+    look = "import torch; print(torch.__version__, torch.cuda.is_available())"
+    said = host.run(f"{PYTHON} -c '{look}'", check=False)
+    if "True" not in said:
+        not_tried.append(f"torch: the machine's python3 has none that sees the GPU ({said.splitlines()[-1:]})")
+    return "True" in said
+
+
 def torch(host: Host) -> None:
     """A command of one's own: needs a Python with torch on the machine."""
-    has = host.run(f"{PYTHON} -c 'import torch; print(torch.__version__, torch.cuda.is_available())'", check=False)
-    if "True" not in has:
-        soft("torch sees the GPU", False, has.splitlines()[-1:])
+    if not _has_torch(host):
         return
     through_the_unit(host)
     for model, processes in MODELS:
@@ -95,6 +101,8 @@ def torch(host: Host) -> None:
 
 def loopback(host: Host) -> None:
     """Two ranks of a torch job on the GPU, under MPS and time-sliced, and how they fail."""
+    if not _has_torch(host):
+        return
     through_the_unit(host)
     begin = time.monotonic()
     said = host.run(

@@ -140,6 +140,9 @@ def expect(what: str, found: Any, wished: Any) -> None:
 not_so: list[str] = []
 """What did not hold in this run."""
 
+not_tried: list[str] = []
+"""What this machine has not what it takes for."""
+
 
 def soft(what: str, holds: bool, found: Any) -> None:
     """Note what does not hold and go on: a lent GPU is not asked twice."""

@@ -20,7 +20,7 @@ import limits_trial
 import plan_trial
 import users_trial
 import verify_trial
-from gpu_host import PROJECT, Host, converge, expect, not_so, on_a_host, soft
+from gpu_host import PROJECT, Host, converge, expect, not_so, not_tried, on_a_host, soft
 
 REPORT = PROJECT / "build/gpu-report.txt"
 
@@ -99,6 +99,8 @@ def trial(host: Host) -> None:
         print(f"== {name}: {time.monotonic() - begin:.0f} s", flush=True)
     host.run("mpsctl version", check=False)
     print(f"parts: {', '.join(chosen)}; not tried: {', '.join(name for name in ALL if name not in chosen) or 'none'}")
+    for why in dict.fromkeys(not_tried):
+        print(f"not tried: {why}")
     print("not to be tried on a borrowed GPU: exclusive mode, persistence, MIG (the lab's simulated NVML stands in)")
     expect("what did not hold", not_so, [])
 

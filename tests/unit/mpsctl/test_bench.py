@@ -342,7 +342,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 import json
-from mpsctl.cli import bench
+from mpsctl.cli import bench, options
 from mpsctl.state.world import World
 from mpsctl.values.errors import NotReady
 from mpsctl.values.places import Places
@@ -352,12 +352,8 @@ def no_nvml():
     raise NotReady("NVML does not answer")
     yield
 
-import argparse
-parser = argparse.ArgumentParser()
-parser.add_argument("--json", action="store_true")
-bench.add_options(parser)
 world = World(places=Places(Path(sys.argv[1])), nvml=no_nvml)
-sys.exit(bench.run(world, parser.parse_args(sys.argv[2:])))
+sys.exit(bench.run(world, options.parser("bench").parse_args(["bench", *sys.argv[2:]])))
 """
 
 
@@ -536,3 +532,12 @@ def test_the_verb_answers_and_writes(
     else:
         assert kept["verdict"]["text"] in said.out
         assert said.out.endswith(f"written to {tmp_path}/out\n")
+
+
+def test_a_sweep_without_a_figure_is_no_success(
+    gpu: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command_line, "_acting_world", lambda options: replace(gpu.world, lent_daemon=Lent(gpu).daemon))
+    words = ["bench", "--gpu", "0", "--processes", "1", "--seconds", "0.1", "--rounds", "1", "--"]
+    assert command_line.main([*words, "/no/such/command"]) == 1
+    assert "Nothing was measured" in capsys.readouterr().out

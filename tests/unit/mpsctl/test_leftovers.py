@@ -239,3 +239,12 @@ def test_a_login_session_that_is_not_there() -> None:
 )
 def test_a_time_for_people(seconds: Optional[float], text: str) -> None:
     assert duration.text(seconds) == text
+
+
+@pytest.mark.parametrize("driver_up", [True, False])
+def test_what_cannot_be_told_is_no_success(
+    host: Host, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, driver_up: bool
+) -> None:
+    holder(host, daemon)
+    host.nvml.driver_up = driver_up
+    assert verb(host, monkeypatch) == (0 if driver_up else 3)
