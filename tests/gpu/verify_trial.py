@@ -251,6 +251,11 @@ def healthy(host: Host) -> None:
         verify_s = median(_seconds(host, "mpsctl verify --witness") for _ in range(ROUNDS))
         figures = f"{verify_s:.2f} s, a client alone {witness_s:.2f} s (medians of {ROUNDS})"
         soft("verify with a witness takes less than twice a client's time", verify_s < 2 * witness_s, figures)
+        least = "PYTHONPATH=/opt/ansible /usr/bin/python3 -c 'import pynvml; pynvml.nvmlInit()'"
+        least_s = median(_seconds(host, least) for _ in range(ROUNDS))
+        status_s = median(_seconds(host, "mpsctl status") for _ in range(ROUNDS))
+        figures = f"{status_s:.3f} s, NVML alone {least_s:.3f} s (medians of {ROUNDS})"
+        soft("status takes at most twice what NVML alone does", status_s <= 2 * least_s, figures)
 
 
 def _seconds(host: Host, command: str) -> float:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import threading
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, Callable, Iterable, Iterator, Optional, Protocol, TypeVar
 
+from mpsctl.outside.background import Background
 from mpsctl.values.errors import NotInForce, NotReady
 from mpsctl.values.gpu import DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED, Gpu, Load, MigDevice, pci_address
 
@@ -65,24 +65,10 @@ def _within(call: Callable[[], T], bound_s: float) -> T:
 
     :raises Hanging: if it does neither within ``bound_s`` seconds; it is left alone then, and ends nobody's wait.
     """
-    returned: list[T] = []
-    raised: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            returned.append(call())
-        except BaseException as error:
-            raised.append(error)
-
-    # NVML lets go of Python's lock while it works, and the end of the program does not wait for such a thread.
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(bound_s)
-    if raised:
-        raise raised[0]
-    if returned:
-        return returned[0]
-    raise Hanging(f"NVML does not answer within {bound_s:g} s; look at dmesg for a GPU that failed (Xid)")
+    try:  # NVML lets go of Python's lock while it works
+        return Background(call).result(bound_s)
+    except TimeoutError:
+        raise Hanging(f"NVML does not answer within {bound_s:g} s; look at dmesg for a GPU that failed (Xid)") from None
 
 
 class _Pynvml:

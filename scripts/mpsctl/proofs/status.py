@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Mapping, Optional, Sequence
 
 from mpsctl.outside import daemon as control
 from mpsctl.outside import hardware, pipe, procfs
+from mpsctl.outside.background import Background
 from mpsctl.outside.nvml import ClientMemory
 from mpsctl.state import configuration, drains, former_modes, record, wish
 from mpsctl.state.world import World
@@ -125,8 +126,10 @@ def status_of_all(world: World, names: Sequence[str]) -> list[Status]:
             instances.append(configuration.load(world, name))
         except BadValue as error:
             broken[name] = Status(name, findings=[str(error)])
+    units = [instance.unit for instance in instances]
+    shown = Background(lambda: world.systemd.show(units))  # systemd answers while NVML is asked
     gpus, problem = host_gpus(world)
-    found = {status.instance: status for status in look(world, instances, gpus, problem)}
+    found = {status.instance: status for status in look(world, instances, gpus, problem, shown.result())}
     return [found[name] if name in found else broken[name] for name in names]
 
 
