@@ -7,6 +7,8 @@ import json
 import os
 import pwd
 import signal
+import socket
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from mpsctl.acts import loopback
 from mpsctl.acts.loopback import Request
 from mpsctl.cli import loopback as verb
 from mpsctl.cli import main as command_line
-from mpsctl.outside import tether
+from mpsctl.outside import rank, tether
 from mpsctl.outside.stop import Stop
 from mpsctl.values import loopback as values
 from mpsctl.values import nccl
@@ -28,7 +30,7 @@ from mpsctl.values.gpu import Load
 from mpsctl.values.loopback import ABSENT, CPU, FAILED, GLOO, MEASURED, MPS, NCCL, REFUSED, SLICED, Report
 
 FAKE = """#!{python} -IS
-import json, os, sys
+import json, os, socket, sys
 assert sys.argv[1] == "-c" and "def main()" in sys.argv[2]
 wanted, plan = json.loads(sys.argv[3]), json.loads(os.environ["FAKE_RANKS"])
 job, backend, first = wanted["job"], wanted["backend"], wanted["rank"] == 0
@@ -46,6 +48,17 @@ if mps is not None and plan.get("wrong_side") == mps and job == "measure":
 if plan.get("no_torch"):
     say(dict(problem="python has no torch (No module named 'torch')"))
     sys.exit(1)
+if plan.get("empty"):
+    say(dict())
+    until_the_end()
+with socket.socket() as other:
+    try:
+        other.bind(("127.0.0.1", wanted["port"]))
+    except OSError:
+        pass  # nobody else can have it
+    else:
+        say(dict(problem="the port is free for all"))
+        sys.exit(1)
 say(dict(torch="2.11.0", python="3.12.3", gloo=plan.get("gloo", True), nccl=plan.get("nccl"), under_mps=mps,
          may_take_mib=1437))
 if not os.read(0, 4096):
@@ -133,7 +146,8 @@ def held(report: Report) -> dict[tuple[str, str], list[bool]]:
 
 
 def test_both_sides_are_measured_in_alternating_order_with_half_of_the_memory(host: Host, ranks: Ranks) -> None:
-    inherited = {"RANK": "7", "MASTER_ADDR": "elsewhere", "OWN": "kept", "CUDA_MPS_PIPE_DIRECTORY": "/elsewhere"}
+    job = {"RANK": "7", "MASTER_ADDR": "elsewhere", "NCCL_COMM_ID": "elsewhere:1"}
+    inherited = {**job, "OWN": "kept", "CUDA_MPS_PIPE_DIRECTORY": "/elsewhere"}
     report, lent = tried(host, ranks, rounds=2, inherited=inherited)
     half_mib = 143_771 // 2
     assert [(run.side, run.round, run.problem) for run in report.runs] == [
@@ -152,7 +166,7 @@ def test_both_sides_are_measured_in_alternating_order_with_half_of_the_memory(ho
         assert (given["GLOO_SOCKET_IFNAME"], given["NCCL_SOCKET_IFNAME"], given["OWN"]) == ("lo", "lo", "kept")
         assert given["CUDA_VISIBLE_DEVICES"] == uuid(0)
         assert "RANK" not in given
-        assert "MASTER_ADDR" not in given
+        assert not job.keys() & given.keys()
     ports = [one["wanted"]["port"] for one in ranks.started()]
     assert ports[::2] == ports[1::2], "both ranks of a run meet at one port"
     assert held(report) == {(GLOO, SLICED): [True] * 4, (GLOO, MPS): [True] * 4}
@@ -457,11 +471,44 @@ def test_a_python_without_torch_is_told_on_one_line(host: Host, ranks: Ranks, tm
     assert "\n" not in str(caught.value)
     with pytest.raises(NotReady, match="found no /no/such/python"):
         tried(host, ranks, python="/no/such/python")
+    ranks.plan = {**ranks.plan, "no_torch": False, "empty": True}
+    with pytest.raises(NotReady, match=r"a process said \[\{\}\]; expected a Python"):
+        tried(host, ranks)
     broken = tmp_path / "broken"
     broken.write_bytes(b"\x7fELF nothing")
     broken.chmod(0o755)
     with pytest.raises(NotReady, match="broken cannot be started"):
         tried(host, ranks, python=str(broken))
+
+
+@pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")])
+def test_a_store_can_listen_on_the_port_that_is_held_for_it(family: socket.AddressFamily, address: str) -> None:
+    with loopback._held_port() as port, socket.socket(family) as store:
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's do
+        if family == socket.AF_INET6:
+            store.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        store.bind((address, port))
+        store.listen()
+        with socket.create_connection(("127.0.0.1", port), timeout=60):
+            store.accept()[0].close()
+
+
+def test_a_rank_can_be_read_in_every_encoding() -> None:
+    assert Path(rank.__file__).read_bytes().isascii()
+
+
+@pytest.mark.parametrize("name", ["json", "ctypes", "torch"])
+def test_a_rank_runs_nothing_of_the_folder_in_which_the_user_stands(tmp_path: Path, name: str) -> None:
+    (tmp_path / f"{name}.py").write_text("raise SystemExit('what lies about was run')")
+    done = subprocess.run(
+        [sys.executable, "-c", Path(rank.__file__).read_text(), json.dumps({"device": "cpu", "job": "look"})],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "what lies about" not in done.stdout + done.stderr
 
 
 def test_a_torch_without_any_of_the_backends_is_refused(host: Host, ranks: Ranks) -> None:
