@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import grp
+import io
 import json
 import os
 import pwd
@@ -21,7 +23,7 @@ from mpsctl.acts import loopback
 from mpsctl.acts.loopback import Request
 from mpsctl.cli import loopback as verb
 from mpsctl.cli import main as command_line
-from mpsctl.outside import rank, tether
+from mpsctl.outside import files, rank, tether
 from mpsctl.outside.stop import Stop
 from mpsctl.values import loopback as values
 from mpsctl.values import nccl
@@ -536,6 +538,8 @@ def test_a_torch_without_any_of_the_backends_is_refused(host: Host, ranks: Ranks
         (["--cpu", "--backends", "nccl"], "--cpu with nccl"),
         (["--output", "/no/such/folder/x.json"], "--output /no/such/folder/x.json"),
         (["--output", "/"], "--output /"),
+        (["--output", "/dev/null"], "--output /dev/null"),
+        (["--output", "/" + "x" * 300], "--output /xxx"),
     ],
 )
 def test_a_command_line_that_cannot_be_meant_is_refused_on_one_line(
@@ -585,6 +589,33 @@ def test_the_verb_answers_and_writes(
     assert f"nccl, MPS: refused: {DUPLICATE}" in said.out
     assert "Two ranks on one GPU: " in said.out
     assert ("gave a wrong sum" in said.out) is wrong
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_results_that_cannot_be_written_are_still_told(
+    host: Host, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    as_json: bool,
+) -> None:  # fmt: skip
+    def full(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(files, "write", full)
+    out = tmp_path / "out.json"
+    assert call(host, ranks, monkeypatch, "--output", str(out), *(["--json"] if as_json else [])) == 3
+    said, why = capsys.readouterr().out, f"{out} could not be written (No space left on device)"
+    assert why in (json.loads(said)["notes"] if as_json else said.splitlines())
+    assert "written to" not in said
+    assert MPS in said
+
+
+def test_progress_that_nobody_takes_ends_no_work(
+    host: Host, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True))
+        assert call(host, ranks, monkeypatch, "--output", str(out)) == 0
+    assert len(json.loads(out.read_text())["sad_paths"]) == 8
 
 
 def test_a_stop_keeps_what_was_found_and_starts_nothing_more(host: Host, ranks: Ranks) -> None:
