@@ -307,6 +307,7 @@ def of_rounds(side: str, steps_per_s: list[float], mean_us: list[float]) -> list
             " 465 µs (p99 1,000) against 450 µs (p99 1,000), which is within the spread of the rounds.",
         ),
         (([100.0], [500.0]), ([200.0], [400.0]), "(one round: how far rounds lie apart is not known)."),
+        (([100.0], [500.0]), ([200.0, 210.0], [400.0, 410.0]), "(one round: how far rounds lie apart is not known)."),
     ],
 )
 def test_a_difference_is_told_only_beyond_the_spread_of_the_rounds(
