@@ -85,6 +85,8 @@ class _Loopback:
     source: str
     tell: Callable[[str], None]
     fraction: Optional[float] = None
+    together: set[tuple[str, str]] = field(default_factory=set)
+    """Backend and side of two ranks that have come through their storm: what ends one sooner is no sad path."""
 
     def name(self, series: Series) -> str:
         if self.request.cpu:
@@ -205,6 +207,13 @@ class _Ranks:
         self._crew.kill(number)
 
 
+def _temporary() -> IO[bytes]:
+    try:
+        return tempfile.TemporaryFile()
+    except OSError as error:
+        raise NotReady(f"{error.strerror}, expected room for what ranks write; name a folder in TMPDIR") from None
+
+
 @contextmanager
 def _held_port() -> Iterator[int]:
     """A port of 127.0.0.1 that the kernel gives to nobody meanwhile, but on which a rank may listen.
@@ -240,7 +249,7 @@ def _ranks(one: _Loopback, backend: str, series: Series, job: str, numbers: Sequ
         tether.become(one.place.uid, one.place.gid)
         end_with_us()
 
-    with _held_port() as port, tempfile.TemporaryFile() as errors:
+    with _held_port() as port, _temporary() as errors:
         each = [json.dumps({**wanted, "port": port, "rank": number}) for number in numbers]
         try:
             crew = Crew([[one.python, "-c", one.source, words] for words in each], environment, one.stop, errors, first)
@@ -344,6 +353,7 @@ def _measure(one: _Loopback, backend: str, step: bench.Step) -> values.Run:
         training = ranks.hear(2 * request.timeout_s + _SLOWEST_STEP_S * (rank.FIRST_STEPS + request.steps))
         one.tell(f"{_where(backend, side, step.round)}: {request.steps} steps done, {request.all_reduces} all-reduces")
         storm = ranks.hear(request.timeout_s + _SLOWEST_ALL_REDUCE_S * request.all_reduces)
+        one.together.add((backend, side))
         may_take_mib = tuple(said["may_take_mib"] for said in ranks.ready)
     run = values.run_of(backend, side, step.round, request.steps, training, storm)
     return replace(run, may_take_mib=may_take_mib)
@@ -409,7 +419,8 @@ def _kill_one(one: _Loopback, backend: str, series: Series, pids: list[int]) -> 
         with _ranks(one, backend, series, "storm") as ranks:
             pids += ranks.pids
             ranks.go()
-            ranks.hear(2 * one.request.timeout_s)
+            if any("midst" not in said for said in ranks.hear(2 * one.request.timeout_s)):
+                raise Failed("a rank ended before the storm")
             begin = time.monotonic()
             ranks.kill(1)
             return _end_of_first(one, ranks, begin, name, backend, side)
@@ -420,6 +431,8 @@ def _kill_one(one: _Loopback, backend: str, series: Series, pids: list[int]) -> 
 def _never_come(one: _Loopback, backend: str, series: Series, pids: list[int]) -> SadPath:
     side, name = one.name(series), "a rank never comes"
     try:
+        if (backend, side) not in one.together:
+            raise Failed("two ranks that come cannot work here either")
         with _ranks(one, backend, series, "try", (0,)) as ranks:
             pids += ranks.pids
             begin = time.monotonic()

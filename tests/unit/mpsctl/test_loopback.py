@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -77,6 +78,8 @@ elif job == "measure":
     trained = dict(seconds=0.5 if mps else 1.0, loss_before=1.0, loss_after=after, weights=weights)
     taken = [80.0] * 99 + [130.0] * 2 if mps else [200.0] * 100
     say(trained, dict(right=not plan.get("sum"), latencies_us=taken))
+elif job == "storm" and first and plan.get("early"):
+    say(dict(error="RuntimeError: no such interface"))
 elif job == "storm" and first:
     closed = dict(error="RuntimeError: Connection closed by peer")
     say(dict(midst=True), *([closed] if plan.get("killed") is None else []))
@@ -400,6 +403,32 @@ def test_the_rank_that_is_left_alone_must_end_by_itself(
     assert report.right is holds
     assert len(report.sad_paths) == 4, "one that did not hold keeps nobody from trying the next"
     assert ("1 of 4 sad paths did not hold" in report.verdict) is not holds
+
+
+@pytest.mark.parametrize(
+    ("plan", "number", "says"),
+    [
+        ({"early": True}, 0, "it did not come so far: a rank ended before the storm"),
+        ({"problem": "no such interface"}, 2, "it did not come so far: two ranks that come cannot work here either"),
+    ],
+)
+def test_an_end_of_another_cause_is_no_sad_path_that_held(
+    host: Host, ranks: Ranks, plan: dict[str, Any], number: int, says: str
+) -> None:
+    ranks.plan.update(plan)
+    report, _ = tried(host, ranks, cpu=True, gpu=None, backends=[GLOO])
+    path = report.sad_paths[number]
+    assert (path.held, path.seen) == (False, says)
+    assert len(report.sad_paths) == 4
+
+
+def test_no_room_for_what_ranks_write_is_told(host: Host, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> None:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", none)
+    with pytest.raises(NotReady, match=r"No usable temporary directory found .*; name a folder in TMPDIR"):
+        tried(host, ranks)
 
 
 @pytest.mark.parametrize(
