@@ -15,6 +15,7 @@ from mpslab.errors import LabError
 from mpslab.places import SOURCE, Places
 from mpslab.progress import step
 
+_EXPECTED = "expected what `make gpu-bundle` makes; make it anew, or copy it whole"
 _DEFAULT = SOURCE.parent / "build/gpu-bundle.tar.xz"
 
 
@@ -49,7 +50,10 @@ def wanted() -> Optional[Path]:
 
 
 def unpack(places: Places, archive: Path) -> Parts:
-    """The bundle's parts, unpacked if they are not there yet."""
+    """The bundle's parts, unpacked if they are not there yet.
+
+    :raises LabError: if it is cut off, or no such archive at all; nothing of it is kept then.
+    """
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()[:16]
     ready = places.bundles / digest
     if not ready.is_dir():
@@ -60,19 +64,29 @@ def unpack(places: Places, archive: Path) -> Parts:
             building = places.builds / digest
             removal.remove(building)
             building.mkdir(parents=True)
-            with tarfile.open(archive) as packed:
-                # the whole truth of a root: owners, modes, links to whole paths
-                if hasattr(tarfile, "fully_trusted_filter"):
-                    packed.extractall(building, filter="fully_trusted")
-                else:
-                    packed.extractall(building)
+            try:
+                _extract(archive, building)
+            except Exception as error:  # tarfile passes on what each of the decompressors has for errors
+                removal.remove(building)
+                why = next(iter(str(error).splitlines()), type(error).__name__)
+                raise LabError(f"{archive} cannot be unpacked ({why.rstrip(':')}), {_EXPECTED}") from None
+            if not (building / "root/usr/sbin/sshd").exists():
+                removal.remove(building)
+                raise LabError(f"found no sshd in {archive}, {_EXPECTED}")
             building.chmod(0o755)
             for folder in ("dev", "mnt"):
                 (building / "root" / folder).mkdir(exist_ok=True)
             ready.parent.mkdir(parents=True, exist_ok=True)
             os.rename(building, ready)
     root = ready / "root"
-    if not (root / "usr/sbin/sshd").exists():
-        raise LabError(f"found no sshd in {archive}, expected one; make it anew with `make gpu-bundle`")
     release = re.search(r"^VERSION_CODENAME=(\w+)", (root / "etc/os-release").read_text(), re.M)
     return Parts(root, ready / "nspawn", release[1] if release else "unknown")
+
+
+def _extract(archive: Path, folder: Path) -> None:
+    with tarfile.open(archive) as packed:
+        # the whole truth of a root: owners, modes, links to whole paths
+        if hasattr(tarfile, "fully_trusted_filter"):
+            packed.extractall(folder, filter="fully_trusted")
+        else:
+            packed.extractall(folder)

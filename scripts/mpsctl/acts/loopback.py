@@ -44,7 +44,10 @@ _LONGEST_SAD_S = 10.0
 _LOCAL = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 _BLOCKING = {"TORCH_NCCL_BLOCKING_WAIT": "1", "NCCL_BLOCKING_WAIT": "1"}
 """A collective that is over its time raises an error then; by default torch ends the process. Figures would suffer."""
-_JOB_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+_TORCH_JOB = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+_JOB_VARIABLES = (*_TORCH_JOB, "NCCL_COMM_ID")
+"""Of a job in which we may run ourselves; by the last, NCCL's ranks would all meet at that job's address."""
+_READY = frozenset({"torch", "python", "gloo", "nccl", "under_mps", "may_take_mib"})
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ class _Loopback:
     source: str
     tell: Callable[[str], None]
     fraction: Optional[float] = None
+    together: set[tuple[str, str]] = field(default_factory=set)
+    """Backend and side of two ranks that have come through their storm: what ends one sooner is no sad path."""
 
     def name(self, series: Series) -> str:
         if self.request.cpu:
@@ -176,6 +181,8 @@ class _Ranks:
         self._crew, self._errors = crew, errors
         self.pids = crew.pids
         self.ready = self.hear(_READY_S)
+        if not all(said.keys() >= _READY for said in self.ready):
+            raise Failed(f"a process said {str(self.ready)[:80]}")
 
     def hear(self, timeout_s: float, only: Optional[Sequence[int]] = None) -> list[dict[str, Any]]:
         """The next line of each, or of ``only`` some.
@@ -200,6 +207,25 @@ class _Ranks:
         self._crew.kill(number)
 
 
+def _temporary() -> IO[bytes]:
+    try:
+        return tempfile.TemporaryFile()
+    except OSError as error:
+        raise NotReady(f"{error.strerror}, expected room for what ranks write; name a folder in TMPDIR") from None
+
+
+@contextmanager
+def _held_port() -> Iterator[int]:
+    """A port of 127.0.0.1 that the kernel gives to nobody meanwhile, but on which a rank may listen.
+
+    A store asks for SO_REUSEADDR, and then Linux lets it listen beside a socket that has done the same and does not.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
 @contextmanager
 def _ranks(one: _Loopback, backend: str, series: Series, job: str, numbers: Sequence[int] = (0, 1)) -> Iterator[_Ranks]:
     """Ranks for the length of the block, ready and not yet let go.
@@ -207,30 +233,26 @@ def _ranks(one: _Loopback, backend: str, series: Series, job: str, numbers: Sequ
     :raises Failed: if one could not come up, or is on the wrong side.
     """
     request, sad = one.request, job != "measure"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     wanted = {
         "size": 2,
         "backend": backend,
         "device": "cpu" if request.cpu else "cuda",
-        "port": port,
         "timeout_s": request.sad_timeout_s if sad else request.timeout_s,
         "memory_fraction": None if series.mps else one.fraction,
         "job": job,
         "steps": request.steps,
         "all_reduces": request.all_reduces,
     }
-    commands = [[one.python, "-c", one.source, json.dumps({**wanted, "rank": number})] for number in numbers]
     environment, end_with_us = _environment(one, backend, series, sad), tether.end_with(os.getpid())
 
     def first() -> None:
         tether.become(one.place.uid, one.place.gid)
         end_with_us()
 
-    with tempfile.TemporaryFile() as errors:
+    with _held_port() as port, _temporary() as errors:
+        each = [json.dumps({**wanted, "port": port, "rank": number}) for number in numbers]
         try:
-            crew = Crew(commands, environment, one.stop, errors, first)
+            crew = Crew([[one.python, "-c", one.source, words] for words in each], environment, one.stop, errors, first)
         except (OSError, subprocess.SubprocessError) as error:  # the latter where it may not become the clients' user
             why = error.strerror if isinstance(error, OSError) else error
             raise NotReady(
@@ -331,6 +353,7 @@ def _measure(one: _Loopback, backend: str, step: bench.Step) -> values.Run:
         training = ranks.hear(2 * request.timeout_s + _SLOWEST_STEP_S * (rank.FIRST_STEPS + request.steps))
         one.tell(f"{_where(backend, side, step.round)}: {request.steps} steps done, {request.all_reduces} all-reduces")
         storm = ranks.hear(request.timeout_s + _SLOWEST_ALL_REDUCE_S * request.all_reduces)
+        one.together.add((backend, side))
         may_take_mib = tuple(said["may_take_mib"] for said in ranks.ready)
     run = values.run_of(backend, side, step.round, request.steps, training, storm)
     return replace(run, may_take_mib=may_take_mib)
@@ -396,7 +419,8 @@ def _kill_one(one: _Loopback, backend: str, series: Series, pids: list[int]) -> 
         with _ranks(one, backend, series, "storm") as ranks:
             pids += ranks.pids
             ranks.go()
-            ranks.hear(2 * one.request.timeout_s)
+            if any("midst" not in said for said in ranks.hear(2 * one.request.timeout_s)):
+                raise Failed("a rank ended before the storm")
             begin = time.monotonic()
             ranks.kill(1)
             return _end_of_first(one, ranks, begin, name, backend, side)
@@ -407,6 +431,8 @@ def _kill_one(one: _Loopback, backend: str, series: Series, pids: list[int]) -> 
 def _never_come(one: _Loopback, backend: str, series: Series, pids: list[int]) -> SadPath:
     side, name = one.name(series), "a rank never comes"
     try:
+        if (backend, side) not in one.together:
+            raise Failed("two ranks that come cannot work here either")
         with _ranks(one, backend, series, "try", (0,)) as ranks:
             pids += ranks.pids
             begin = time.monotonic()

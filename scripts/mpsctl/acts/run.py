@@ -7,7 +7,6 @@ us alone is passed on, and its exit code becomes ours (128 + n after signal n, a
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -82,7 +81,7 @@ def run(world: World, request: Request, inherited: Mapping[str, str]) -> int:
         devices = configuration.resolve(instance, nvml.gpus())
         driver = nvml.driver_version()
     _refuse_other_devices(world, instance, devices)
-    if request.report is not None and not os.access(request.report.absolute().parent, os.W_OK):
+    if request.report is not None and not files.can_replace(request.report.absolute()):
         raise BadValue(f"--report {request.report}", "a file in a folder that can be written", "name another")
     environment = run_environment.build(inherited, instance, devices, request.lower)
     environment.warnings += _refuse_too_little(world, instance, devices, driver, request.lower)

@@ -7,10 +7,11 @@ import json
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Callable, Optional
 
-from mpsctl.values.errors import BadValue
+from mpsctl.values.errors import BadValue, NotReady
 
 if TYPE_CHECKING:  # every call of the program reads the options: what runs is read when it does
     from mpsctl.state.world import World
@@ -18,7 +19,10 @@ if TYPE_CHECKING:  # every call of the program reads the options: what runs is r
 
 
 def run(world: World, options: argparse.Namespace) -> int:
-    """The sweep; 0, 1 if no run gave a figure, or 128 + n if signal n cut it short. What there is is written."""
+    """The sweep; 0, 1 if no run gave a figure, or 128 + n if signal n cut it short. What there is is written.
+
+    3 where it could not be written: the answer has it all the same.
+    """
     from mpsctl.acts import bench
     from mpsctl.cli import bench_report
     from mpsctl.cli.fitting import option
@@ -50,23 +54,25 @@ def run(world: World, options: argparse.Namespace) -> int:
         def progress(number: int, report: Report) -> None:
             _tell(number, report)
             if folder is not None:
-                bench_report.write(folder, report)
+                with suppress(OSError):  # told at the end
+                    bench_report.write(folder, report)
 
         try:
             report = bench.bench(world, request, stopped, progress)
         finally:
             if sys.stderr.isatty():
                 print(file=sys.stderr)
-        if folder is not None:
-            bench_report.write(folder, report)
+        written = folder is None or is_written(report.notes, lambda: bench_report.write(folder, report))
         if options.json:
             print(json.dumps(report.as_json(), indent=2 if sys.stdout.isatty() else None))
         else:
             print(bench_report.as_text(report))
-            if folder is not None:
+            if folder is not None and written:
                 print(f"written to {folder}")
         if stopped.requested is not None:
             return 128 + stopped.requested
+        if not written:
+            return NotReady.exit_code
         return 0 if report.points else 1
 
 
@@ -80,12 +86,23 @@ def _tell(number: int, report: Report) -> None:
     show_progress(f"mpsctl bench: {number}/{report.steps} {where}: {figures}")
 
 
+def is_written(notes: list[str], write: Callable[[], None]) -> bool:
+    """Whether ``write`` could. If not, why becomes a note of the answer: what was measured is not lost by it."""
+    try:
+        write()
+    except OSError as error:
+        notes.append(f"{error.filename} could not be written ({error.strerror})")
+        return False
+    return True
+
+
 def show_progress(line: str) -> None:
-    """A line on standard error; on a terminal it takes the place of the one before."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{line[:150]}", end="", file=sys.stderr, flush=True)
-    else:
-        print(line, file=sys.stderr, flush=True)
+    """A line on standard error; on a terminal it takes the place of the one before. One that is lost ends no work."""
+    with suppress(OSError):
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{line[:150]}", end="", file=sys.stderr, flush=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
 
 
 def _make(folder: Path) -> None:

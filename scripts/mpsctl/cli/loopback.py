@@ -6,15 +6,16 @@ import argparse
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Optional, Sequence
 
 from mpsctl.acts import loopback as acts
-from mpsctl.cli.bench import number, show_progress
+from mpsctl.cli.bench import is_written, number, show_progress
 from mpsctl.outside import files, stop
 from mpsctl.state.world import World
 from mpsctl.values import loopback as values
-from mpsctl.values.errors import BadValue
+from mpsctl.values.errors import BadValue, NotReady
 from mpsctl.values.loopback import Report
 
 _WHOLE = r"[0-9]{1,7}"
@@ -23,7 +24,10 @@ _COLUMNS = ("backend", "side", "rounds", "steps/s", "least to most", "mean µs",
 
 
 def run(world: World, options: argparse.Namespace) -> int:
-    """Try it; 0, 1 where a result was wrong or a sad path did not hold, or 128 + n if signal n cut it short."""
+    """Try it; 0, 1 where a result was wrong or a sad path did not hold, or 128 + n if signal n cut it short.
+
+    3 where the results could not be written: the answer has them all the same.
+    """
     request = acts.Request(
         python=options.python,
         backends=_backends(options.backends, options.cpu),
@@ -43,22 +47,25 @@ def run(world: World, options: argparse.Namespace) -> int:
 
         def progress(line: str, report: Report) -> None:
             show_progress(f"mpsctl loopback: {line}")
-            _write(output, report)
+            with suppress(OSError):  # told at the end
+                _write(output, report)
 
         try:
             report = acts.loopback(world, request, stopped, progress)
         finally:
             if sys.stderr.isatty():
                 print(file=sys.stderr)
-        _write(output, report)
+        written = is_written(report.notes, lambda: _write(output, report))
         if options.json:
             print(json.dumps(report.as_json(), indent=2 if sys.stdout.isatty() else None))
         else:
             print(as_text(report))
-            if output is not None:
+            if output is not None and written:
                 print(f"written to {output}")
         if stopped.requested is not None:
             return 128 + stopped.requested
+        if not written:
+            return NotReady.exit_code
         return 0 if report.right else 1
 
 
@@ -75,7 +82,7 @@ def _writable(text: Optional[str]) -> Optional[Path]:
     if text is None:
         return None
     path = Path(text)
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+    if not files.can_replace(path):
         raise BadValue(f"--output {text}", "a file in a folder that can be written", "name another")
     return path
 

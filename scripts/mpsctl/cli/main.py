@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import io
 import json
 import os
 import sys
@@ -15,6 +17,8 @@ from mpsctl.values import build
 from mpsctl.values.errors import BadValue, MpsctlError, NotReady
 
 _FAULT = 70
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
+"""What a disk says that takes no more: with a file's name to files.write(), without one to a long answer."""
 _NOBODY_READS = 141
 """As a program ends that SIGPIPE ends: what it found is not told by 0."""
 _CANNOT_TELL = 255
@@ -23,8 +27,13 @@ _CANNOT_TELL = 255
 
 def main(arguments: Sequence[str]) -> int:
     """Run one verb; its exit code."""
-    if sys.stdout is None:  # closed by the caller, as `mpsctl … >&-` does
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (it lives as long as the program)
+    # Closed by the caller, as `mpsctl … >&-` does; what is opened lives as long as the program.
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a µ, or a name that is no text, where the locale has no such sign
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _main(arguments)
     except SystemExit:  # of the parser, with its own code
@@ -55,11 +64,21 @@ def _main(arguments: Sequence[str]) -> int:
         return _NOBODY_READS
     except KeyboardInterrupt:
         return 130
-    except Exception as error:  # the last resort: one line and a code of its own, the trace on request
-        if os.environ.get("MPSCTL_TRACE"):
-            raise
-        kind = type(error).__name__
-        return _fail(options, f"{kind}: {error} (a fault of mpsctl; MPSCTL_TRACE=1 shows where)", _FAULT)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            return _fault(options, error)
+        return _fail(
+            options, f"{error.filename or 'the answer'} could not be written ({error.strerror})", NotReady.exit_code
+        )
+    except Exception as error:
+        return _fault(options, error)
+
+
+def _fault(options: argparse.Namespace, error: Exception) -> int:
+    """The last resort: one line and a code of its own, the trace on request."""
+    if os.environ.get("MPSCTL_TRACE"):
+        raise error
+    return _fail(options, f"{type(error).__name__}: {error} (a fault of mpsctl; MPSCTL_TRACE=1 shows where)", _FAULT)
 
 
 def _flush() -> None:

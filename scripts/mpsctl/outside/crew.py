@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from typing import IO, Any, Callable, Mapping, Optional, Sequence
+from typing import IO, Any, Callable, Mapping, Optional, Sequence, Union
 
 from mpsctl.outside.stop import Stop
 from mpsctl.values.errors import NotReady
@@ -21,6 +21,8 @@ from mpsctl.values.errors import NotReady
 _END_S = 15
 """What a keeper of a user's commands takes at most to end them."""
 _LOOK_S = 0.2
+_LONGEST_LINE = 1 << 26
+"""In bytes: several times the latencies of a million all-reduces. A program that is none of ours may never end one."""
 
 
 class Stopped(Exception):
@@ -119,9 +121,13 @@ class Crew:
         assert stdout is not None
         chunk = os.read(stdout.fileno(), 1 << 16)
         self._heard[number] += chunk
-        if not chunk and b"\n" not in self._heard[number]:
+        if b"\n" in chunk:
+            return self._line(number, said)
+        if not chunk:
             raise Ended("a process ended early and said nothing")
-        return self._line(number, said)
+        if len(self._heard[number]) > _LONGEST_LINE:
+            raise _not_ours(self._heard[number])
+        return False
 
     def _line(self, number: int, said: dict[int, dict[str, Any]]) -> bool:
         """Take the next line out of what was read of a process; whether there is a whole one."""
@@ -130,9 +136,11 @@ class Crew:
         line, _, rest = bytes(self._heard[number]).partition(b"\n")
         self._heard[number] = bytearray(rest)
         try:
-            found: dict[str, Any] = json.loads(line)
-        except ValueError:
-            raise Failed(f"a process said {line[:80]!r}") from None
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            raise _not_ours(line) from None
+        if not isinstance(found, dict):
+            raise _not_ours(line)
         if "problem" in found:
             raise Failed(str(found["problem"]))
         said[number] = found
@@ -161,20 +169,31 @@ class Crew:
             os.killpg(self._processes[number].pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """End all of them, and wait until they are gone."""
+        """End all of them with what they started in their process groups, and wait until they are gone."""
         for process in self._processes:
             assert process.stdin is not None
             with suppress(BrokenPipeError):
                 process.stdin.close()
         limit = time.monotonic() + _END_S
         for number, process in enumerate(self._processes):
-            try:
-                process.wait(max(0.1, limit - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                self.kill(number)
-                process.wait()
+            while not _has_ended(process) and time.monotonic() < limit:
+                time.sleep(0.01)
+            self.kill(number)  # not yet awaited, so the number of its group is still its own
+            process.wait()
             if process.stdout is not None:
                 process.stdout.close()
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it has, without awaiting it."""
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # whoever started us ignores SIGCHLD: the kernel awaits our children
+        return True
+
+
+def _not_ours(line: Union[bytes, bytearray]) -> Failed:
+    return Failed(f"a process said {bytes(line[:80])!r}")
 
 
 def last_words(errors: IO[bytes]) -> str:

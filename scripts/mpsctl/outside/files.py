@@ -42,12 +42,21 @@ def write(path: Path, content: Union[str, bytes], mode: int = 0o644, lasting: bo
             os.replace(temporary, path)  # still open: by that cut_off tells it from what was left
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:
-            # A full disk is told by write() or fsync(), which know no name.
+        if isinstance(error, OSError):
+            # A full disk is told by write() or fsync(), which know no name, and replace() names the temporary one.
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     if lasting:
         sync_directory(path.parent)
+
+
+def can_replace(path: Path) -> bool:
+    """Whether ``write`` may put a file of the user's choice there: not in the place of a device, a link or a folder."""
+    try:
+        taken = path.is_symlink() or (path.exists() and not path.is_file())
+        return path.parent.is_dir() and os.access(path.parent, os.W_OK) and not taken
+    except OSError:  # no name that this file system takes
+        return False
 
 
 def cut_off(directory: Path, names: str = "*") -> list[Path]:

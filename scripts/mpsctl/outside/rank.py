@@ -1,9 +1,9 @@
 """One rank of a distributed job, for a Python that has torch (1.13 and newer): the source is handed over with ``-c``.
 
-That Python may live in another root, so nothing of this program is imported here. It is a process of a crew (crew.py):
-a line of JSON on standard output when it is ready and for each result, a line on standard input lets it go, and it ends
-with its standard input, even out of a collective that hangs. Standard output is ours alone: what torch and NCCL print
-goes to standard error.
+That Python may live in another root and expect another encoding: nothing of this program is imported here, and all of
+it is ASCII. It is a process of a crew (crew.py): a line of JSON on standard output when it is ready and for each
+result, a line on standard input lets it go, and it ends with its standard input, even out of a collective that hangs.
+Standard output is ours alone: what torch and NCCL print goes to standard error.
 
 It is told in JSON: ``rank``, ``size``, ``backend`` (gloo or nccl), ``device`` (cuda or cpu), ``port`` of the store on
 127.0.0.1, ``timeout_s`` of the group, ``memory_fraction`` (None: all), and its ``job``:
@@ -16,12 +16,16 @@ storm    all-reduces without end; says ``midst`` once it is in the middle of the
 
 from __future__ import annotations
 
+import sys
+
+if sys.path[:1] == [""]:
+    del sys.path[0]  # with -c the folder in which the user stands; what lies there is not to be run
+
 import ctypes
 import datetime
 import hashlib
 import json
 import os
-import sys
 import threading
 import time
 from typing import Any, Dict, List, Optional
@@ -139,7 +143,7 @@ class Rank:
         }
 
     def storm(self, count: int) -> Dict[str, Any]:
-        """All-reduces of 4 bytes, one after the other: how long each took in µs, and whether all sums are right."""
+        """All-reduces of 4 bytes, one after the other: microseconds of each, and whether all sums are right."""
         rank, size, now = self.wanted["rank"], self.wanted["size"], time.perf_counter
         numbers = self.torch.full((count,), float(rank + 1), device=self.device)
         self.all_reduce(self.torch.ones(1, device=self.device))

@@ -13,6 +13,7 @@ from typing import Any, Iterable, Optional, Sequence
 
 _NOISE = 0.03
 """Below this part of a difference nothing is said, however small the spread."""
+ONE_ROUND = "one round: how far rounds lie apart is not known"
 _IDLE = 1.1
 """From so many times the work of one on, one alone left the GPU idle in part."""
 _FULL = 0.97
@@ -182,14 +183,18 @@ def judge(found: Sequence[Point]) -> Verdict:
     several = [count for count in both if count > 1]
     if not both:
         return Verdict(None, "MPS and time-slicing were measured at no common number of processes: no comparison.")
+    once = any(point.rounds == 1 for count in both for point in (sliced[count], shared[count]))
+    alone = f" {ONE_ROUND[0].upper()}{ONE_ROUND[1:]}." if once else ""
     if not several:
-        return Verdict(None, f"Sharing needs more than one process; {_at_one(sliced, shared)}.")
+        return Verdict(None, f"Sharing needs more than one process; {_at_one(sliced, shared)}.{alone}")
+    if not any(sliced[count].throughput for count in several):
+        return Verdict(None, "Time-sliced not one request was done in its time, so it cannot be told what MPS gains.")
     gains = {count: shared[count].throughput / sliced[count].throughput for count in both if sliced[count].throughput}
     most = max((gains[count] for count in several if count in gains), default=1.0)
     best = next((count for count in several if gains.get(count, 0.0) >= _FULL * most), several[0])
     gain, needed = gains.get(best, 1.0), _needed(sliced[best], shared[best])
     if gain > 1 + needed:
-        return Verdict(True, _pays(best, gain, sliced, shared))
+        return Verdict(True, f"{_pays(best, gain, sliced, shared)}{alone}")
     worst = min(several, key=lambda count: gains.get(count, 1.0))
     loss = gains.get(worst, 1.0)
     if loss < 1 - _needed(sliced[worst], shared[worst]):
@@ -199,7 +204,7 @@ def judge(found: Sequence[Point]) -> Verdict:
             f"MPS does not pay for this work: at best {gain:.2f} times the throughput ({best} processes), which is"
             f" within what counts as noise here ({100 * needed:.0f} %)"
         )
-    return Verdict(False, f"{say}{_scale(shared)}.")
+    return Verdict(False, f"{say}{_scale(shared)}.{alone}")
 
 
 def _best_of_each(found: Sequence[Point]) -> dict[int, Point]:

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any, Iterable, Mapping, Optional, Sequence
 
 from mpsctl.values import nccl
-from mpsctl.values.bench import percentile
+from mpsctl.values.bench import ONE_ROUND, percentile
 
 GLOO, NCCL = "gloo", "nccl"
 BACKENDS = (GLOO, NCCL)
@@ -207,7 +207,7 @@ def _figures(found: Sequence[Point], backend: str, cpu: bool) -> str:
             f"over {backend}, {steps}, and an all-reduce of 4 bytes takes {_number(shared.mean_us)} µs (p99"
             f" {_number(shared.p99_us)}) against {_number(sliced.mean_us)} µs (p99 {_number(sliced.p99_us)})"
             f"{'' if apart else ', which is within the spread of the rounds'}"
-            f"{' (one round: how far rounds lie apart is not known)' if shared.rounds == 1 else ''}"
+            f"{f' ({ONE_ROUND})' if min(shared.rounds, sliced.rounds) == 1 else ''}"
         )
     for point in by_side.values():
         text = (

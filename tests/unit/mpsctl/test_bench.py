@@ -513,6 +513,19 @@ def test_a_command_line_that_cannot_be_meant_is_refused_on_one_line(
     assert said.count("\n") == 1
 
 
+def test_results_that_cannot_be_written_are_still_told(
+    gpu: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = replace(gpu.world, lent_daemon=Lent(gpu).daemon)
+    monkeypatch.setattr(command_line, "_acting_world", lambda options: world)
+    (tmp_path / "bench.json").mkdir()  # in the way
+    words = ["bench", "--gpu", "0", "--processes", "1", "--seconds", "0.1", "--rounds", "1", "--json"]
+    assert command_line.main([*words, "--output", str(tmp_path)]) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert found["notes"][0] == f"{tmp_path}/bench.json could not be written (Is a directory)"
+    assert len(found["runs"]) == 2
+
+
 @pytest.mark.parametrize("as_json", [True, False])
 def test_the_verb_answers_and_writes(
     gpu: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool

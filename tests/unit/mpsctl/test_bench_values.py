@@ -146,7 +146,9 @@ H200 = {
         ({SLICED: {1: 100}, MPS: {1: 96}}, None, ["more than one process", "at 1 it costs 4 %"]),
         ({SLICED: {2: 100}, MPS: {4: 96}}, None, ["no common number"]),
         ({}, None, ["Nothing was measured"]),
-        ({SLICED: {1: 0, 2: 0}, MPS: {1: 0, 2: 0}}, False, ["does not pay"]),
+        ({SLICED: {1: 0, 2: 0}, MPS: {1: 0, 2: 0}}, None, ["not one request was done", "cannot be told"]),
+        ({SLICED: {1: 5, 2: 0, 4: 0}, MPS: {1: 5, 2: 9, 4: 9}}, None, ["not one request", "cannot be told"]),
+        ({SLICED: {2: 5, 4: 0}, MPS: {2: 10, 4: 20}}, True, ["2.0 times the throughput at 2 processes"]),
     ],
 )
 def test_the_verdict_is_true_to_the_numbers(
@@ -233,6 +235,14 @@ def test_a_difference_at_one_process_is_told_only_beyond_the_spread(
     runs = [run(one, 1, rate, n) for one, rates in ((SLICED, sliced), (MPS, shared)) for n, rate in enumerate(rates, 1)]
     many = sweep({SLICED: {16: 1156.0}, MPS: {16: 3251.0}})
     assert f"; at 1 {says}; " in bench.judge(bench.points([*runs, *many])).text
+
+
+@pytest.mark.parametrize("shared", [{1: 104.0}, {1: 96.0, 2: 100.0}, {2: 150.0}, {2: 90.0}])
+@pytest.mark.parametrize(("rounds", "of_sliced"), [(1, 1), (1, 3), (3, 1), (3, 3)])
+def test_a_verdict_on_one_round_says_so(shared: Mapping[int, float], rounds: int, of_sliced: int) -> None:
+    runs = sweep({MPS: shared}, [1.0] * rounds) + sweep({SLICED: dict.fromkeys(shared, 100.0)}, [1.0] * of_sliced)
+    said = "One round: how far rounds lie apart is not known." in bench.judge(bench.points(runs)).text
+    assert said is (1 in (rounds, of_sliced))
 
 
 def test_another_daemon_is_compared_round_by_round_and_has_no_part_in_the_verdict() -> None:

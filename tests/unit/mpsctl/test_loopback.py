@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import grp
+import io
 import json
 import os
 import pwd
 import signal
+import socket
+import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -19,7 +24,7 @@ from mpsctl.acts import loopback
 from mpsctl.acts.loopback import Request
 from mpsctl.cli import loopback as verb
 from mpsctl.cli import main as command_line
-from mpsctl.outside import tether
+from mpsctl.outside import files, rank, tether
 from mpsctl.outside.stop import Stop
 from mpsctl.values import loopback as values
 from mpsctl.values import nccl
@@ -28,7 +33,7 @@ from mpsctl.values.gpu import Load
 from mpsctl.values.loopback import ABSENT, CPU, FAILED, GLOO, MEASURED, MPS, NCCL, REFUSED, SLICED, Report
 
 FAKE = """#!{python} -IS
-import json, os, sys
+import json, os, socket, sys
 assert sys.argv[1] == "-c" and "def main()" in sys.argv[2]
 wanted, plan = json.loads(sys.argv[3]), json.loads(os.environ["FAKE_RANKS"])
 job, backend, first = wanted["job"], wanted["backend"], wanted["rank"] == 0
@@ -46,6 +51,17 @@ if mps is not None and plan.get("wrong_side") == mps and job == "measure":
 if plan.get("no_torch"):
     say(dict(problem="python has no torch (No module named 'torch')"))
     sys.exit(1)
+if plan.get("empty"):
+    say(dict())
+    until_the_end()
+with socket.socket() as other:
+    try:
+        other.bind(("127.0.0.1", wanted["port"]))
+    except OSError:
+        pass  # nobody else can have it
+    else:
+        say(dict(problem="the port is free for all"))
+        sys.exit(1)
 say(dict(torch="2.11.0", python="3.12.3", gloo=plan.get("gloo", True), nccl=plan.get("nccl"), under_mps=mps,
          may_take_mib=1437))
 if not os.read(0, 4096):
@@ -62,6 +78,8 @@ elif job == "measure":
     trained = dict(seconds=0.5 if mps else 1.0, loss_before=1.0, loss_after=after, weights=weights)
     taken = [80.0] * 99 + [130.0] * 2 if mps else [200.0] * 100
     say(trained, dict(right=not plan.get("sum"), latencies_us=taken))
+elif job == "storm" and first and plan.get("early"):
+    say(dict(error="RuntimeError: no such interface"))
 elif job == "storm" and first:
     closed = dict(error="RuntimeError: Connection closed by peer")
     say(dict(midst=True), *([closed] if plan.get("killed") is None else []))
@@ -133,7 +151,8 @@ def held(report: Report) -> dict[tuple[str, str], list[bool]]:
 
 
 def test_both_sides_are_measured_in_alternating_order_with_half_of_the_memory(host: Host, ranks: Ranks) -> None:
-    inherited = {"RANK": "7", "MASTER_ADDR": "elsewhere", "OWN": "kept", "CUDA_MPS_PIPE_DIRECTORY": "/elsewhere"}
+    job = {"RANK": "7", "MASTER_ADDR": "elsewhere", "NCCL_COMM_ID": "elsewhere:1"}
+    inherited = {**job, "OWN": "kept", "CUDA_MPS_PIPE_DIRECTORY": "/elsewhere"}
     report, lent = tried(host, ranks, rounds=2, inherited=inherited)
     half_mib = 143_771 // 2
     assert [(run.side, run.round, run.problem) for run in report.runs] == [
@@ -152,7 +171,7 @@ def test_both_sides_are_measured_in_alternating_order_with_half_of_the_memory(ho
         assert (given["GLOO_SOCKET_IFNAME"], given["NCCL_SOCKET_IFNAME"], given["OWN"]) == ("lo", "lo", "kept")
         assert given["CUDA_VISIBLE_DEVICES"] == uuid(0)
         assert "RANK" not in given
-        assert "MASTER_ADDR" not in given
+        assert not job.keys() & given.keys()
     ports = [one["wanted"]["port"] for one in ranks.started()]
     assert ports[::2] == ports[1::2], "both ranks of a run meet at one port"
     assert held(report) == {(GLOO, SLICED): [True] * 4, (GLOO, MPS): [True] * 4}
@@ -291,6 +310,7 @@ def of_rounds(side: str, steps_per_s: list[float], mean_us: list[float]) -> list
             " 465 µs (p99 1,000) against 450 µs (p99 1,000), which is within the spread of the rounds.",
         ),
         (([100.0], [500.0]), ([200.0], [400.0]), "(one round: how far rounds lie apart is not known)."),
+        (([100.0], [500.0]), ([200.0, 210.0], [400.0, 410.0]), "(one round: how far rounds lie apart is not known)."),
     ],
 )
 def test_a_difference_is_told_only_beyond_the_spread_of_the_rounds(
@@ -386,6 +406,32 @@ def test_the_rank_that_is_left_alone_must_end_by_itself(
 
 
 @pytest.mark.parametrize(
+    ("plan", "number", "says"),
+    [
+        ({"early": True}, 0, "it did not come so far: a rank ended before the storm"),
+        ({"problem": "no such interface"}, 2, "it did not come so far: two ranks that come cannot work here either"),
+    ],
+)
+def test_an_end_of_another_cause_is_no_sad_path_that_held(
+    host: Host, ranks: Ranks, plan: dict[str, Any], number: int, says: str
+) -> None:
+    ranks.plan.update(plan)
+    report, _ = tried(host, ranks, cpu=True, gpu=None, backends=[GLOO])
+    path = report.sad_paths[number]
+    assert (path.held, path.seen) == (False, says)
+    assert len(report.sad_paths) == 4
+
+
+def test_no_room_for_what_ranks_write_is_told(host: Host, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> None:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", none)
+    with pytest.raises(NotReady, match=r"No usable temporary directory found .*; name a folder in TMPDIR"):
+        tried(host, ranks)
+
+
+@pytest.mark.parametrize(
     ("more_mib", "process", "force", "says"),
     [
         (0, True, False, "pid 888 in the lists of NVML"),
@@ -457,11 +503,44 @@ def test_a_python_without_torch_is_told_on_one_line(host: Host, ranks: Ranks, tm
     assert "\n" not in str(caught.value)
     with pytest.raises(NotReady, match="found no /no/such/python"):
         tried(host, ranks, python="/no/such/python")
+    ranks.plan = {**ranks.plan, "no_torch": False, "empty": True}
+    with pytest.raises(NotReady, match=r"a process said \[\{\}\]; expected a Python"):
+        tried(host, ranks)
     broken = tmp_path / "broken"
     broken.write_bytes(b"\x7fELF nothing")
     broken.chmod(0o755)
     with pytest.raises(NotReady, match="broken cannot be started"):
         tried(host, ranks, python=str(broken))
+
+
+@pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")])
+def test_a_store_can_listen_on_the_port_that_is_held_for_it(family: socket.AddressFamily, address: str) -> None:
+    with loopback._held_port() as port, socket.socket(family) as store:
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's do
+        if family == socket.AF_INET6:
+            store.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        store.bind((address, port))
+        store.listen()
+        with socket.create_connection(("127.0.0.1", port), timeout=60):
+            store.accept()[0].close()
+
+
+def test_a_rank_can_be_read_in_every_encoding() -> None:
+    assert Path(rank.__file__).read_bytes().isascii()
+
+
+@pytest.mark.parametrize("name", ["json", "ctypes", "torch"])
+def test_a_rank_runs_nothing_of_the_folder_in_which_the_user_stands(tmp_path: Path, name: str) -> None:
+    (tmp_path / f"{name}.py").write_text("raise SystemExit('what lies about was run')")
+    done = subprocess.run(
+        [sys.executable, "-c", Path(rank.__file__).read_text(), json.dumps({"device": "cpu", "job": "look"})],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "what lies about" not in done.stdout + done.stderr
 
 
 def test_a_torch_without_any_of_the_backends_is_refused(host: Host, ranks: Ranks) -> None:
@@ -489,6 +568,7 @@ def test_a_torch_without_any_of_the_backends_is_refused(host: Host, ranks: Ranks
         (["--cpu", "--backends", "nccl"], "--cpu with nccl"),
         (["--output", "/no/such/folder/x.json"], "--output /no/such/folder/x.json"),
         (["--output", "/"], "--output /"),
+        (["--output", "/" + "x" * 300], "--output /xxx"),
     ],
 )
 def test_a_command_line_that_cannot_be_meant_is_refused_on_one_line(
@@ -538,6 +618,33 @@ def test_the_verb_answers_and_writes(
     assert f"nccl, MPS: refused: {DUPLICATE}" in said.out
     assert "Two ranks on one GPU: " in said.out
     assert ("gave a wrong sum" in said.out) is wrong
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_results_that_cannot_be_written_are_still_told(
+    host: Host, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    as_json: bool,
+) -> None:  # fmt: skip
+    def full(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(files, "write", full)
+    out = tmp_path / "out.json"
+    assert call(host, ranks, monkeypatch, "--output", str(out), *(["--json"] if as_json else [])) == 3
+    said, why = capsys.readouterr().out, f"{out} could not be written (No space left on device)"
+    assert why in (json.loads(said)["notes"] if as_json else said.splitlines())
+    assert "written to" not in said
+    assert MPS in said
+
+
+def test_progress_that_nobody_takes_ends_no_work(
+    host: Host, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True))
+        assert call(host, ranks, monkeypatch, "--output", str(out)) == 0
+    assert len(json.loads(out.read_text())["sad_paths"]) == 8
 
 
 def test_a_stop_keeps_what_was_found_and_starts_nothing_more(host: Host, ranks: Ranks) -> None:

@@ -115,6 +115,32 @@ def test_only_directories_with_a_name_of_our_form_that_no_daemon_serves_are_remo
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "may"),
+    [
+        ("new", True),
+        ("file", True),
+        ("folder", False),
+        ("fifo", False),
+        ("link", False),
+        ("dangling", False),
+        ("/dev/null", False),
+        ("/dev/stdout", False),
+        ("file/new", False),
+        ("nowhere/new", False),
+        ("x" * 300, False),
+        ("", False),
+    ],
+)
+def test_only_a_file_is_replaced_where_a_user_wants_one(root: Path, name: str, may: bool) -> None:
+    (root / "file").write_text("")
+    (root / "folder").mkdir()
+    (root / "link").symlink_to("file")
+    (root / "dangling").symlink_to("nothing")
+    os.mkfifo(root / "fifo")
+    assert files.can_replace(root / name) is may
+
+
 def test_a_file_is_replaced_whole_or_not_at_all(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = root / "etc" / "file"
     files.write(path, "old")

@@ -396,9 +396,11 @@ def test_a_daemon_that_still_serves_another_gpu(live: Host) -> None:
     assert run(live, "true") == 0
 
 
-def test_a_report_that_cannot_be_written_is_refused_before(live: Host) -> None:
+@pytest.mark.parametrize("name", ["nonexistent/report", "link"])
+def test_a_report_that_cannot_be_written_is_refused_before(live: Host, tmp_path: Path, name: str) -> None:
+    (tmp_path / "link").symlink_to("/dev/null")
     with pytest.raises(BadValue, match="--report"):
-        run(live, "true", report=Path("/nonexistent/report"))
+        run(live, "true", report=tmp_path / name)
 
 
 def test_nvml_that_goes_away_leaves_the_daemon_as_witness(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -631,6 +631,31 @@ def test_a_card_whose_room_nvml_does_not_tell(live: Host) -> None:
     assert found.level == CANNOT_TELL
 
 
+@pytest.mark.parametrize(
+    ("free_mib", "level", "says"),
+    [
+        ((100_000, 50_000), PASS, "50000 of 143771 MiB of GPU 1"),
+        ((50_000, 100_000), PASS, "50000 of 143771 MiB of GPU 0"),
+        ((100_000, 15), WARN, "15 of 143771 MiB of GPU 1"),
+        ((None, 15), WARN, "15 of 143771 MiB of GPU 1"),
+        ((15, None), WARN, "15 of 143771 MiB of GPU 0"),
+        ((100_000, None), CANNOT_TELL, "NVML does not tell how much of GPU 1"),
+        ((None, 100_000), CANNOT_TELL, "NVML does not tell how much of GPU 0"),
+    ],
+)
+def test_of_several_cards_the_fullest_is_told(
+    host: Host, free_mib: tuple[Optional[int], ...], level: str, says: str
+) -> None:
+    host.nvml.all = [h200(0), h200(1)]
+    host.wish(GPUs="0 1", ComputeMode="default")
+    host.systemd.unit(UNIT).enabled = True
+    serve(host, host.start())
+    for number, free in enumerate(free_mib):
+        host.nvml.loads[uuid(number)] = Load(free_mib=free)
+    found = {one.name: one for one in verify(host).instances["0"]}["gpu-memory"]
+    assert (found.level, says in found.found) == (level, True), found.found
+
+
 def test_a_container_without_the_directory_mounted(live: Host, tmp_path: Path) -> None:
     pid = outsider(live, CUDA_MPS_PIPE_DIRECTORY=public(live))
     process = live.processes[pid]

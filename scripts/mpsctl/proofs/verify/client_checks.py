@@ -167,25 +167,30 @@ def gpu_memory(look: InstanceLook) -> Finding:
     """One more client finds room for its context on every device."""
     if not look.devices:
         return unknown(look.host.seen.problem or "the GPUs are not known")
-    fullest = "room on every device"
+    fullest, least, untold = "room on every device", 1.0, []
     for device in look.devices:
         free_mib = look.host.seen.load(device.uuid).free_mib
         if free_mib is None:
-            return unknown(f"NVML does not tell how much of {device} is free")
+            untold.append(str(device))
+            continue
         card = fitting.card(device, look.host.seen.driver)
         costs = measured.costs_of(look.host.world, card.name, look.host.seen.driver, look.instance.thread_percentage)
-        fullest = f"{free_mib} of {device.memory_mib} MiB of {device} are free"
+        found, share = f"{free_mib} of {device.memory_mib} MiB of {device} are free", free_mib / device.memory_mib
         if free_mib < costs.context_mib:
             return warned(
-                f"{fullest}: one more client needs {costs.context_mib} MiB for its context alone",
+                f"{found}: one more client needs {costs.context_mib} MiB for its context alone",
                 "room for one more",
                 "end or move one of those that hold it, or set a limit with which all fit (`mpsctl plan`)",
                 *(
                     f"pid {one.pid} ({one.command}) holds {one.memory_mib} MiB"
                     for one in look.processes.get(device.uuid) or ()
                 ),
-                reasons=[Reason("card-full", fullest)],
+                reasons=[Reason("card-full", found)],
             )
+        if share <= least:
+            fullest, least = found, share
+    if untold:
+        return unknown(f"NVML does not tell how much of {', '.join(untold)} is free")
     return passed(fullest)
 
 
