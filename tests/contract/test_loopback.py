@@ -73,14 +73,14 @@ def test_the_whole_run_with_a_real_torch(program: Path, mark: str, tmp_path: Pat
         assert run["steps_per_s"] > 0
         assert 0 < run["p50_us"] <= run["p99_us"]
         assert run["loss"][1] < run["loss"][0]
-    assert [path["name"] for path in report["sad_paths"]] == [
+    assert [path["name"] for path in report["failure_cases"]] == [
         "a rank is killed in the storm",
         "and nothing is left",
         "a rank never comes",
         "and nothing is left",
     ]
-    assert all(path["held"] for path in report["sad_paths"])
-    killed, _, never, _ = report["sad_paths"]
+    assert all(path["held"] for path in report["failure_cases"])
+    killed, _, never, _ = report["failure_cases"]
     assert "RuntimeError" in killed["seen"]
     assert "imeout" in never["seen"] or "imed out" in never["seen"]
     assert report["versions"]["torch"]
@@ -109,7 +109,7 @@ def test_nobody_is_left_when_it_is_ended_in_the_storm(
         return
     assert process.returncode == 128 + number
     report = json.loads(said)
-    assert (report["stopped"], report["runs"], report["sad_paths"]) == (number.name, [], [])
+    assert (report["stopped"], report["runs"], report["failure_cases"]) == (number.name, [], [])
 
 
 @pytest.mark.parametrize("number", [0, 1])

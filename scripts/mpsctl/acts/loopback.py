@@ -32,7 +32,7 @@ from mpsctl.values import loopback as values
 from mpsctl.values.bench import Series
 from mpsctl.values.daemon_environment import VISIBLE_DEVICES
 from mpsctl.values.errors import BadValue, NotReady
-from mpsctl.values.loopback import GLOO, NCCL, Report, SadPath
+from mpsctl.values.loopback import GLOO, NCCL, FailureCase, Report
 
 _READY_S = 120
 _LEFT_S = 10
@@ -40,7 +40,7 @@ _LEFT_S = 10
 _NEAR_MIB = 64
 """Free memory counts as before within this: less than any context."""
 _SLOWEST_STEP_S, _SLOWEST_ALL_REDUCE_S = 5.0, 0.05
-_LONGEST_SAD_S = 10.0
+_LONGEST_FAILURE_S = 10.0
 _LOCAL = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 _BLOCKING = {"TORCH_NCCL_BLOCKING_WAIT": "1", "NCCL_BLOCKING_WAIT": "1"}
 """A collective that is over its time raises an error then; by default torch ends the process. Figures would suffer."""
@@ -67,12 +67,12 @@ class Request:
     inherited: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def sad_timeout_s(self) -> float:
+    def failure_timeout_s(self) -> float:
         """The group's own time-out where a rank fails; the other must have ended within ``timeout_s``.
 
         torch 1.13 waits it out twice for a rank that never comes: for its connection, then for its address.
         """
-        return min(self.timeout_s / 3, _LONGEST_SAD_S)
+        return min(self.timeout_s / 3, _LONGEST_FAILURE_S)
 
 
 @dataclass
@@ -86,7 +86,7 @@ class _Loopback:
     tell: Callable[[str], None]
     fraction: Optional[float] = None
     together: set[tuple[str, str]] = field(default_factory=set)
-    """Backend and side of two ranks that have come through their storm: what ends one sooner is no sad path."""
+    """Backend and side of two ranks that have come through their storm: what ends one sooner is no failure case."""
 
     def name(self, series: Series) -> str:
         if self.request.cpu:
@@ -148,7 +148,7 @@ def _prepare(one: _Loopback, stack: ExitStack) -> list[Series]:
     request, report, place = one.request, one.report, one.place
     if request.cpu:
         report.notes.append(
-            "no GPU was used: this tries the rendezvous, the storm and the sad paths, and nothing of MPS"
+            "no GPU was used: this tries the rendezvous, the storm and the failure cases, and nothing of MPS"
         )
         return [Series(mps=False)]
     sides.find(place, request.instance, request.gpu, "loopback", stack)
@@ -162,12 +162,12 @@ def _prepare(one: _Loopback, stack: ExitStack) -> list[Series]:
     return sides.both(place, [Series(mps=True, limit_mib=half_mib)])
 
 
-def _environment(one: _Loopback, backend: str, series: Series, sad: bool) -> dict[str, str]:
+def _environment(one: _Loopback, backend: str, series: Series, failing: bool) -> dict[str, str]:
     base = {key: value for key, value in one.request.inherited.items() if key not in _JOB_VARIABLES}
     base = {"NCCL_DEBUG": "WARN", **base, **_LOCAL}
     if backend == NCCL:
         base[nccl.MULTI_RANK] = "1"
-        base.update(_BLOCKING if sad else {})
+        base.update(_BLOCKING if failing else {})
     found = sides.environment(one.place, base, series)
     if one.request.cpu:
         found[VISIBLE_DEVICES] = ""
@@ -232,18 +232,18 @@ def _ranks(one: _Loopback, backend: str, series: Series, job: str, numbers: Sequ
 
     :raises Failed: if one could not come up, or is on the wrong side.
     """
-    request, sad = one.request, job != "measure"
+    request, failing = one.request, job != "measure"
     wanted = {
         "size": 2,
         "backend": backend,
         "device": "cpu" if request.cpu else "cuda",
-        "timeout_s": request.sad_timeout_s if sad else request.timeout_s,
+        "timeout_s": request.failure_timeout_s if failing else request.timeout_s,
         "memory_fraction": None if series.mps else one.fraction,
         "job": job,
         "steps": request.steps,
         "all_reduces": request.all_reduces,
     }
-    environment, end_with_us = _environment(one, backend, series, sad), tether.end_with(os.getpid())
+    environment, end_with_us = _environment(one, backend, series, failing), tether.end_with(os.getpid())
 
     def first() -> None:
         tether.become(one.place.uid, one.place.gid)
@@ -305,7 +305,7 @@ def _nccl(one: _Loopback, both: Sequence[Series]) -> list[str]:
 
 
 def _try_nccl(one: _Loopback, series: Series) -> values.Nccl:
-    """One all-reduce, within the time-out of a sad path."""
+    """One all-reduce, within the time-out of a failure case."""
     version, side = one.report.nccl_version, one.name(series)
     try:
         with _ranks(one, NCCL, series, "try") as ranks:
@@ -359,7 +359,7 @@ def _measure(one: _Loopback, backend: str, step: bench.Step) -> values.Run:
     return replace(run, may_take_mib=may_take_mib)
 
 
-# -- sad paths
+# -- failure cases
 
 
 @dataclass(frozen=True)
@@ -386,7 +386,7 @@ def _gpu(one: _Loopback) -> _Gpu:
 
 
 def _fail(one: _Loopback, backend: str, series: Series) -> None:
-    """Both sad paths on one side, with a look at what is left after each."""
+    """Both failure cases on one side, with a look at what is left after each."""
     for path in (_kill_one, _never_come):
         sides.settle(one.place, one.stop)
         if path is _kill_one and series.mps and _others(one):
@@ -408,12 +408,12 @@ def _others(one: _Loopback) -> set[int]:
     return set()
 
 
-def _keep(one: _Loopback, row: SadPath) -> None:
-    one.report.sad_paths.append(row)
+def _keep(one: _Loopback, row: FailureCase) -> None:
+    one.report.failure_cases.append(row)
     one.tell(f"{row.name}, {row.backend}, {row.side}: {'held' if row.held else 'did not hold'}: {row.seen}")
 
 
-def _kill_one(one: _Loopback, backend: str, series: Series, pids: list[int]) -> SadPath:
+def _kill_one(one: _Loopback, backend: str, series: Series, pids: list[int]) -> FailureCase:
     side, name = one.name(series), "a rank is killed in the storm"
     try:
         with _ranks(one, backend, series, "storm") as ranks:
@@ -425,10 +425,10 @@ def _kill_one(one: _Loopback, backend: str, series: Series, pids: list[int]) -> 
             ranks.kill(1)
             return _end_of_first(one, ranks, begin, name, backend, side)
     except Failed as error:
-        return SadPath(name, backend, side, False, f"it did not come so far: {error}")
+        return FailureCase(name, backend, side, False, f"it did not come so far: {error}")
 
 
-def _never_come(one: _Loopback, backend: str, series: Series, pids: list[int]) -> SadPath:
+def _never_come(one: _Loopback, backend: str, series: Series, pids: list[int]) -> FailureCase:
     side, name = one.name(series), "a rank never comes"
     try:
         if (backend, side) not in one.together:
@@ -439,10 +439,10 @@ def _never_come(one: _Loopback, backend: str, series: Series, pids: list[int]) -
             ranks.go()
             return _end_of_first(one, ranks, begin, name, backend, side)
     except Failed as error:
-        return SadPath(name, backend, side, False, f"it did not come so far: {error}")
+        return FailureCase(name, backend, side, False, f"it did not come so far: {error}")
 
 
-def _end_of_first(one: _Loopback, ranks: _Ranks, begin: float, name: str, backend: str, side: str) -> SadPath:
+def _end_of_first(one: _Loopback, ranks: _Ranks, begin: float, name: str, backend: str, side: str) -> FailureCase:
     """Rank 0 must end with an error of its own within the time-out."""
     try:
         [said] = ranks.hear(one.request.timeout_s, (0,))
@@ -451,10 +451,10 @@ def _end_of_first(one: _Loopback, ranks: _Ranks, begin: float, name: str, backen
         held, words = True, str(error)
     except Failed:
         held, words = False, f"rank 0 was still there after {one.request.timeout_s:g} s"
-    return SadPath(name, backend, side, held, words, round(time.monotonic() - begin, 2))
+    return FailureCase(name, backend, side, held, words, round(time.monotonic() - begin, 2))
 
 
-def _nothing_left(one: _Loopback, backend: str, series: Series, pids: Sequence[int], before: _Gpu) -> SadPath:
+def _nothing_left(one: _Loopback, backend: str, series: Series, pids: Sequence[int], before: _Gpu) -> FailureCase:
     begin, side = time.monotonic(), one.name(series)
     while True:
         left = _left(one, pids, before)
@@ -466,7 +466,7 @@ def _nothing_left(one: _Loopback, backend: str, series: Series, pids: Sequence[i
     seen = (
         "; ".join(left) or f"no process{'' if one.request.cpu else ', no entry in the lists of NVML, memory as before'}"
     )
-    return SadPath("and nothing is left", backend, side, not left, seen, round(seconds, 2))
+    return FailureCase("and nothing is left", backend, side, not left, seen, round(seconds, 2))
 
 
 def _left(one: _Loopback, pids: Sequence[int], before: _Gpu) -> list[str]:

@@ -24,7 +24,7 @@ _COLUMNS = ("backend", "side", "rounds", "steps/s", "least to most", "mean µs",
 
 
 def run(world: World, options: argparse.Namespace) -> int:
-    """Try it; 0, 1 where a result was wrong or a sad path did not hold, or 128 + n if signal n cut it short.
+    """Try it; 0, 1 where a result was wrong or a failure case did not hold, or 128 + n if signal n cut it short.
 
     3 where the results could not be written: the answer has them all the same.
     """
@@ -125,9 +125,9 @@ def as_text(report: Report) -> str:
             "-" if path.seconds is None else f"{path.seconds:.1f}",
             path.seen,
         ]
-        for path in report.sad_paths
+        for path in report.failure_cases
     ]
-    lines += _table(("sad path", "backend", "side", "held", "s", "seen"), paths, 6)
+    lines += _table(("failure case", "backend", "side", "held", "s", "seen"), paths, 6)
     return "\n".join([*lines, *report.all_notes, f"{report.verdict[0].upper()}{report.verdict[1:]}"])
 
 

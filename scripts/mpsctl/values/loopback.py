@@ -101,7 +101,7 @@ def points(runs: Iterable[Run]) -> list[Point]:
 
 
 @dataclass(frozen=True)
-class SadPath:
+class FailureCase:
     """One way to fail: whether what must hold did, what was seen, and after how many seconds."""
 
     name: str
@@ -143,7 +143,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     nccl: list[Nccl] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
-    sad_paths: list[SadPath] = field(default_factory=list)
+    failure_cases: list[FailureCase] = field(default_factory=list)
 
     @property
     def points(self) -> list[Point]:
@@ -156,9 +156,9 @@ class Report:
 
     @property
     def right(self) -> bool:
-        """Whether everything that was tried gave a figure or a refusal, and every sad path held."""
+        """Whether everything that was tried gave a figure or a refusal, and every failure case held."""
         broken = any(run.problem for run in self.runs) or any(one.outcome == FAILED for one in self.nccl)
-        return not broken and all(path.held for path in self.sad_paths)
+        return not broken and all(path.held for path in self.failure_cases)
 
     @property
     def verdict(self) -> str:
@@ -166,8 +166,8 @@ class Report:
         parts = [part for part in parts if part] or ["nothing was measured, so nothing can be said of what it costs"]
         if any(one.outcome == REFUSED for one in self.nccl):
             parts.append(nccl.explain(self.nccl_version))
-        if self.sad_paths:
-            parts.append(_held(self.sad_paths))
+        if self.failure_cases:
+            parts.append(_held(self.failure_cases))
         if self.cpu:
             parts.append("nothing is said of MPS or of a GPU")
         text = f"two ranks {'without a GPU' if self.cpu else 'on one GPU'}: {'; '.join(parts)}."
@@ -183,12 +183,12 @@ class Report:
             "notes": self.all_notes,
             "nccl": [asdict(one) for one in self.nccl],
             "points": [asdict(one) for one in self.points],
-            "sad_paths": [asdict(one) for one in self.sad_paths],
+            "failure_cases": [asdict(one) for one in self.failure_cases],
             "runs": [asdict(one) for one in self.runs],
         }
 
 
-_LISTS = ("notes", "nccl", "sad_paths", "runs")
+_LISTS = ("notes", "nccl", "failure_cases", "runs")
 
 
 def _figures(found: Sequence[Point], backend: str, cpu: bool) -> str:
@@ -223,12 +223,12 @@ def _apart(least: float, most: float, other_least: float, other_most: float) -> 
     return least > other_most or most < other_least
 
 
-def _held(paths: Sequence[SadPath]) -> str:
+def _held(paths: Sequence[FailureCase]) -> str:
     broken = [path for path in paths if not path.held]
     if not broken:
-        return f"all {len(paths)} sad paths held"
+        return f"all {len(paths)} failure cases held"
     names = ", ".join(f"{path.name} ({path.backend}, {path.side})" for path in broken)
-    return f"{len(broken)} of {len(paths)} sad paths did not hold: {names}"
+    return f"{len(broken)} of {len(paths)} failure cases did not hold: {names}"
 
 
 def _times(factor: float) -> str:

@@ -1,4 +1,4 @@
-"""Two ranks on one GPU: sides, limits, refusals, wrong results, sad paths and the answer, with ranks that only talk."""
+"""Two ranks on one GPU: sides, limits, refusals, wrong results, failure cases and the answer; ranks that only talk."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def tried(
 
 def held(report: Report) -> dict[tuple[str, str], list[bool]]:
     found: dict[tuple[str, str], list[bool]] = {}
-    for path in report.sad_paths:
+    for path in report.failure_cases:
         found.setdefault((path.backend, path.side), []).append(path.held)
     return found
 
@@ -282,7 +282,7 @@ def test_figures_are_medians_over_rounds_and_percentiles_over_all_reduces_of_bot
     assert shared.mean_us == pytest.approx((99 * 80 + 2 * 130) / 101)
     assert report.verdict == (
         "two ranks on one GPU: over gloo, under MPS 2.0 times the steps of time-slicing (40 against 20 steps/s), and an"
-        " all-reduce of 4 bytes takes 81 µs (p99 130) against 200 µs (p99 200); all 8 sad paths held."
+        " all-reduce of 4 bytes takes 81 µs (p99 130) against 200 µs (p99 200); all 8 failure cases held."
     )
 
 
@@ -376,7 +376,7 @@ def test_an_old_nccl_is_explained_by_the_variable_that_a_newer_one_has(version: 
     assert "NCCL_MULTI_RANK_GPU_ENABLE=1" in text
 
 
-# -- sad paths
+# -- failure cases
 
 
 @pytest.mark.parametrize(
@@ -397,12 +397,12 @@ def test_the_rank_that_is_left_alone_must_end_by_itself(
 ) -> None:
     ranks.plan.update(plan)
     report, _ = tried(host, ranks, cpu=True, gpu=None, backends=[GLOO])
-    path = report.sad_paths[number]
+    path = report.failure_cases[number]
     assert (path.held, path.seconds is not None) == (holds, True)
     assert says in path.seen
     assert report.right is holds
-    assert len(report.sad_paths) == 4, "one that did not hold keeps nobody from trying the next"
-    assert ("1 of 4 sad paths did not hold" in report.verdict) is not holds
+    assert len(report.failure_cases) == 4, "one that did not hold keeps nobody from trying the next"
+    assert ("1 of 4 failure cases did not hold" in report.verdict) is not holds
 
 
 @pytest.mark.parametrize(
@@ -412,14 +412,14 @@ def test_the_rank_that_is_left_alone_must_end_by_itself(
         ({"problem": "no such interface"}, 2, "it did not come so far: two ranks that come cannot work here either"),
     ],
 )
-def test_an_end_of_another_cause_is_no_sad_path_that_held(
+def test_an_end_of_another_cause_is_no_failure_case_that_held(
     host: Host, ranks: Ranks, plan: dict[str, Any], number: int, says: str
 ) -> None:
     ranks.plan.update(plan)
     report, _ = tried(host, ranks, cpu=True, gpu=None, backends=[GLOO])
-    path = report.sad_paths[number]
+    path = report.failure_cases[number]
     assert (path.held, path.seen) == (False, says)
-    assert len(report.sad_paths) == 4
+    assert len(report.failure_cases) == 4
 
 
 def test_no_room_for_what_ranks_write_is_told(host: Host, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,7 +462,7 @@ def test_what_is_left_on_the_gpu_is_told(
             host.nvml.outside_mib = {}
 
     report, _ = tried(host, ranks, leave, force=force)
-    left = report.sad_paths[1]
+    left = report.failure_cases[1]
     assert left.held is (says is None)
     assert (says or "no process") in left.seen
 
@@ -610,7 +610,7 @@ def test_the_verb_answers_and_writes(
     kept = json.loads(out.read_text())
     assert kept["right"] is (code == 0)
     assert kept["versions"] == {"torch": "2.11.0", "python": "3.12.3", "NCCL": "2.28.9"}
-    assert (len(kept["runs"]), len(kept["sad_paths"]), kept["driver"]) == (2, 8, "580.159.04")
+    assert (len(kept["runs"]), len(kept["failure_cases"]), kept["driver"]) == (2, 8, "580.159.04")
     if as_json:
         assert json.loads(said.out) == kept
         return
@@ -644,7 +644,7 @@ def test_progress_that_nobody_takes_ends_no_work(
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True))
         assert call(host, ranks, monkeypatch, "--output", str(out)) == 0
-    assert len(json.loads(out.read_text())["sad_paths"]) == 8
+    assert len(json.loads(out.read_text())["failure_cases"]) == 8
 
 
 def test_a_stop_keeps_what_was_found_and_starts_nothing_more(host: Host, ranks: Ranks) -> None:
@@ -655,7 +655,7 @@ def test_a_stop_keeps_what_was_found_and_starts_nothing_more(host: Host, ranks: 
             stop.request(signal.SIGTERM)
 
     report, lent = tried(host, ranks, progress, stop, rounds=2)
-    assert (len(report.runs), report.stopped, report.sad_paths) == (1, "SIGTERM", [])
+    assert (len(report.runs), report.stopped, report.failure_cases) == (1, "SIGTERM", [])
     assert lent.ended == 1
     assert report.verdict.startswith("Stopped by SIGTERM, so this is a part only: two ranks on one GPU")
 
