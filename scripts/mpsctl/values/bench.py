@@ -286,10 +286,11 @@ class Against:
     rounds: int
     part: float
 
-    def __str__(self) -> str:
+    def told(self, daemon: str) -> str:
+        """``daemon`` is the name of the one in question."""
         return (
-            f"the daemon in question gives {self.part:.3f} of the throughput of the one at {self.pipe_directory}, at"
-            f" {self.processes} processes"
+            f"{daemon}: {self.part:.3f} of the throughput of the daemon at {self.pipe_directory}"
+            f" ({self.processes} processes, median of {self.rounds} rounds)"
         )
 
 
@@ -377,7 +378,7 @@ class Report:
         problems = [
             f"{run.step.processes} processes, {run.step.series}: {run.problem}" for run in self.runs if run.problem
         ]
-        compared = [str(one) for one in against(self.runs)]
+        compared = [one.told(self.daemon) for one in against(self.runs)]
         return [*self.notes, *told, *compared, *dict.fromkeys(problems)]
 
     def as_json(self) -> dict[str, Any]:

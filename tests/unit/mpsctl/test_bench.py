@@ -288,7 +288,7 @@ def test_another_daemon_is_measured_in_turn_with_the_one_in_question(gpu: Host, 
         (str(tmp_path), 1, 2),
         (str(tmp_path), 2, 2),
     ]
-    assert [line for line in report.all_notes if f"of the one at {tmp_path}" in line]
+    assert [line for line in report.all_notes if f"of the daemon at {tmp_path}" in line]
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,9 @@ def test_another_daemon_is_compared_round_by_round_and_has_no_part_in_the_verdic
     [found] = bench.against(rounds)
     assert (found.pipe_directory, found.processes, found.rounds) == ("/run/by-hand", 4, 3)
     assert found.part == pytest.approx(0.99)
-    assert "0.990 of the throughput of the one at /run/by-hand, at 4 processes" in str(found)
+    assert found.told("instance 0") == (
+        "instance 0: 0.990 of the throughput of the daemon at /run/by-hand (4 processes, median of 3 rounds)"
+    )
     many = sweep({SLICED: {2: 100.0}, MPS: {2: 150.0}, OTHER: {2: 900.0}})
     verdict = bench.judge(bench.points(many))
     assert verdict.pays
