@@ -7,13 +7,14 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import Callable, Optional
+from typing import Callable, Optional, Sequence
 
 import pytest
 
 from fakes import H200_MIB, RESERVED_MIB, FakeDaemon, Host, h200, uuid
 from mpsctl.acts import apply
 from mpsctl.cli import verify as cli
+from mpsctl.outside import daemon as control
 from mpsctl.outside import hardware, procfs
 from mpsctl.proofs import verify as proofs
 from mpsctl.proofs.verify import InstanceLook, Report, checking, client_checks, host_checks, instance_checks, look
@@ -247,25 +248,66 @@ def test_nvml_that_hangs_is_left_behind(live: Host) -> None:
     assert "daemon-answers" not in found
 
 
+def hang(monkeypatch: pytest.MonkeyPatch, name: str, pids: Sequence[int]) -> None:
+    """What /proc tells of these processes never comes, in any process but this one: none may ask for it here."""
+    real = getattr(procfs, name)
+    parent = os.getpid()
+
+    def read(pid: int) -> object:
+        assert pid not in pids or os.getpid() != parent, f"{name} of {pid} is read in verify's own process"
+        if pid in pids:
+            time.sleep(3600)
+        return real(pid)
+
+    monkeypatch.setattr(procfs, name, read)
+    monkeypatch.setattr(look, "DEADLINE_S", 1.0)
+
+
+def test_a_foreign_daemon_that_hangs_is_named_and_holds_up_nobody(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = live.process("nvidia-cuda-mps-control", "nvidia-cuda-mps-control -d", {})
+    hang(monkeypatch, "environment", [pid])
+    report = proofs.verify(live.world, instance_timeout_s=10)
+    found = {one.name: one for one in report.host}["foreign-daemons"]
+    assert found.level == WARN
+    assert f"pid {pid} (it hangs" in found.found
+    levels = {one.name: one.level for one in report.instances["0"] if one.level != PASS}
+    assert levels == {"other-daemons": CANNOT_TELL}
+
+
+def test_a_daemon_whose_very_command_hangs_holds_up_nobody(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    hang(monkeypatch, "command", [live.process("nvidia-cuda-mps-control", "nvidia-cuda-mps-control -d", {})])
+    report = proofs.verify(live.world, instance_timeout_s=2)
+    assert report.exit_code == 3
+    assert "did not answer within" in " ".join(one.found for _, one in report.every if one.level == CANNOT_TELL)
+
+
+def test_a_host_whose_processes_cannot_be_listed(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = os.getpid()
+    real = control.processes
+
+    def processes(front_ends: bool = True) -> object:
+        if os.getpid() != parent:
+            time.sleep(3600)
+        return real(front_ends)
+
+    monkeypatch.setattr(control, "processes", processes)
+    monkeypatch.setattr(look, "DEADLINE_S", 0.5)
+    report = proofs.verify(live.world, instance_timeout_s=10)
+    levels = {one.name: one.level for _, one in report.every if one.level != PASS}
+    unknown = {"foreign-daemons", "default-pipe-directory", "modes-without-daemon", "other-daemons", "orphan-daemon"}
+    assert {name for name, level in levels.items() if level == CANNOT_TELL} >= unknown
+
+
 def test_an_instance_that_hangs_is_left_behind_and_holds_up_no_other(
     live: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live.wish("1", ComputeMode="exclusive_process")
     live.systemd.unit("mps-control@1.service").enabled = True
-    hangs = live.start("1").pid
-    environment = procfs.environment
-
-    def read(pid: int) -> Optional[dict[str, str]]:
-        if pid == hangs and os.getpid() != parent:
-            time.sleep(3600)
-        return environment(pid)
-
-    parent = os.getpid()
-    monkeypatch.setattr(procfs, "environment", read)
+    hang(monkeypatch, "environment", [live.start("1").pid])
     report = proofs.verify(live.world, instance_timeout_s=3)
     assert [(one.name, one.level) for one in report.instances["1"]] == [("look", CANNOT_TELL)]
     assert "did not answer within 3 s" in report.instances["1"][0].found
-    assert {one.level for one in report.instances["0"]} == {PASS}
+    assert {one.name: one.found for one in report.instances["0"] if one.level != PASS} == {}
 
 
 def test_a_driver_that_is_not_loaded(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:

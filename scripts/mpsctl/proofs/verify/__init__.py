@@ -76,7 +76,11 @@ def verify(
         name: Call(partial(of_instance, host, name, witness), instance_timeout_s, f"instance {name}")
         for name in names or configuration.names(world)
     }
-    report.host = checking.run(host_checks.CHECKS, host)
+    of_host = Call(partial(checking.run, host_checks.CHECKS, host), instance_timeout_s, "the look at the host")
+    try:
+        report.host = of_host.answer()
+    except MpsctlError as error:
+        report.host = [Check("look", CANNOT_TELL, str(error))]
     for name, call in calls.items():
         try:
             report.instances[name] = call.answer()

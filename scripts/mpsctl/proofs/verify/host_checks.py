@@ -56,8 +56,8 @@ def other_managers(look: HostLook) -> Finding:
 
 def foreign_daemons(look: HostLook) -> Finding:
     """No control daemon runs that is no instance's; one on an instance's GPU or directory fails there (B14, B15)."""
-    if look.systemd_problem:
-        return unknown(look.systemd_problem)
+    if look.systemd_problem or look.daemons_problem:
+        return unknown(look.systemd_problem or look.daemons_problem or "")
     foreign = [str(daemon) for daemon in look.foreign]
     if foreign:
         return warned(
@@ -68,6 +68,8 @@ def foreign_daemons(look: HostLook) -> Finding:
 
 def default_pipe_directory(look: HostLook) -> Finding:
     """No daemon serves a default directory, which captures every process without the variable (B25, B58)."""
+    if look.daemons_problem:
+        return unknown(look.daemons_problem)
     left_over = []
     for default in _DEFAULTS:
         served = [daemon for daemon in look.daemons if daemon.directory == Path(default) and not daemon.elsewhere]
@@ -85,8 +87,8 @@ def default_pipe_directory(look: HostLook) -> Finding:
 
 def modes_without_daemon(look: HostLook) -> Finding:
     """No GPU of no instance is in exclusive or prohibited mode without a daemon (B47, B50)."""
-    if look.seen.problem:
-        return unknown(look.seen.problem)
+    if look.seen.problem or look.daemons_problem:
+        return unknown(look.seen.problem or look.daemons_problem or "")
     if look.refused:
         return unknown("which GPUs have an instance is not known: see the files that are refused")
     ours = {device.gpu.uuid for instance in look.instances.values() for device in look.devices(instance)}

@@ -469,15 +469,15 @@ def client_faults(look: InstanceLook) -> Finding:
 
 def other_daemons(look: InstanceLook) -> Finding:
     """Nobody else's daemon on the same GPU or directory (B14, B15, B49)."""
-    if look.host.seen.problem:
-        return unknown(look.host.seen.problem)
+    if look.host.seen.problem or look.host.daemons_problem:
+        return unknown(look.host.seen.problem or look.host.daemons_problem or "")
     mine = {device.uuid for device in look.devices} | {device.gpu.uuid for device in look.devices}
     unread = []
     for daemon in look.host.daemons:
         if daemon.pid == look.pid or _on_directory(daemon, look.public):
             continue
         if daemon.devices is None:
-            unread.append(daemon)
+            unread += [daemon] if daemon in look.host.foreign else []  # an instance's serves what its file says
         elif mine & set(daemon.devices):
             return failed(
                 f"another control daemon serves a GPU of this instance: {daemon}",
@@ -492,8 +492,8 @@ def other_daemons(look: InstanceLook) -> Finding:
 def orphan_daemon(look: InstanceLook) -> Finding:
     """No control daemon names this directory and is not the unit's (B26: its socket may be gone or taken over)."""
     orphans = [one for one in look.host.daemons if _on_directory(one, look.public) and one.pid != look.pid]
-    if look.host.systemd_problem:
-        return unknown(look.host.systemd_problem)
+    if look.host.systemd_problem or look.host.daemons_problem:
+        return unknown(look.host.systemd_problem or look.host.daemons_problem or "")
     if not orphans:
         return passed("none")
     orphan = orphans[0]

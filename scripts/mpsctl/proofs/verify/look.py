@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Iterator, Mapping, Optional, Sequence
 
@@ -121,8 +122,31 @@ class ControlDaemon:
 
 def control_daemons(gpus: Sequence[Gpu]) -> list[ControlDaemon]:
     """Every control daemon of this host, by environment; servers, which inherit it, are not among them."""
+    return [_control_daemon(pid, gpus) for pid in _daemon_pids()]
+
+
+def _daemon_pids() -> list[int]:
     pids = list(control.processes(front_ends=False))
-    return [_control_daemon(pid, gpus) for pid in pids if procfs.parent(pid) not in pids]
+    return [pid for pid in pids if procfs.parent(pid) not in pids]
+
+
+def _daemons_within_bounds(gpus: Sequence[Gpu]) -> list[ControlDaemon]:
+    """The same in bounded time: of one that hangs in the kernel, what /proc tells may hang as well.
+
+    :raises NotReady: if not even the list of processes comes.
+    """
+    try:
+        return bounded.call(lambda: control_daemons(gpus), DEADLINE_S, "the look at the control daemons")
+    except NotReady:
+        pids = bounded.call(_daemon_pids, DEADLINE_S, "the list of processes")
+    calls = {pid: bounded.Call(partial(_control_daemon, pid, gpus), DEADLINE_S, f"process {pid}") for pid in pids}
+    found = []
+    for pid, call in calls.items():
+        try:
+            found.append(call.answer())
+        except NotReady:
+            found.append(ControlDaemon(pid, "it hangs: its environment does not come", None, None, None, None))
+    return found
 
 
 def _control_daemon(pid: int, gpus: Sequence[Gpu]) -> ControlDaemon:
@@ -164,7 +188,10 @@ def _devices(environment: Mapping[str, str], gpus: Sequence[Gpu]) -> tuple[str, 
 
 @dataclass
 class HostLook:
-    """The host. ``shown`` is what systemd shows of the instances' units, None where it does not tell."""
+    """The host. ``shown`` is what systemd shows of the instances' units, None where it does not tell.
+
+    ``daemons_problem`` says why it is not known which control daemons run.
+    """
 
     world: World
     seen: Seen
@@ -173,6 +200,7 @@ class HostLook:
     refused: dict[str, BadValue]
     shown: Optional[Mapping[str, Mapping[str, str]]] = None
     systemd_problem: Optional[str] = None
+    daemons_problem: Optional[str] = None
 
     def main_pid(self, instance: Instance) -> int:
         return int((self.shown or {}).get(instance.unit, {}).get("MainPID") or 0)
@@ -233,7 +261,11 @@ def at_host(world: World, names: Sequence[str], nvml_timeout_s: float) -> HostLo
             instances[name] = configuration.load(world, name)
         except BadValue as error:
             refused[name] = error
-    look = HostLook(bounded_world, seen, control_daemons(seen.gpus_seen), instances, refused)
+    look = HostLook(bounded_world, seen, [], instances, refused)
+    try:
+        look.daemons = _daemons_within_bounds(seen.gpus_seen)
+    except NotReady as error:
+        look.daemons_problem = str(error)
     try:
         look.shown = world.systemd.show([instance.unit for instance in instances.values()])
     except (MpsctlError, OSError) as error:
