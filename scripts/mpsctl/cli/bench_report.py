@@ -13,6 +13,7 @@ from math import ceil, floor, log2, log10
 from pathlib import Path
 from typing import Callable, Optional, Sequence
 
+from mpsctl.cli import table
 from mpsctl.outside import files
 from mpsctl.values.bench import Point, Report, Series
 
@@ -62,15 +63,11 @@ def write(folder: Path, report: Report) -> None:
 
 
 def as_text(report: Report) -> str:
-    rows = [list(_COLUMNS), *(_row(point) for point in report.points)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     lines = [
         f"{report.gpu}, driver {report.driver}{' (simulated)' if report.simulated else ''}: {report.work}",
         f"a request: {report.request}; {report.rounds} rounds of {report.seconds:g} s each",
     ]
-    for row in rows if report.points else ():
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]
-        lines.append("  ".join(cells))
+    lines += table.lines(_COLUMNS, [_row(point) for point in report.points], 1)
     return "\n".join([*lines, *report.all_notes, report.verdict.text])
 
 

@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict
 from typing import Any, Optional, Sequence
 
+from mpsctl.cli import table
 from mpsctl.proofs import leftovers
 from mpsctl.proofs.leftovers import Connected, Found
 from mpsctl.state import configuration
@@ -51,9 +52,7 @@ def _as_json(found: Found) -> dict[str, Any]:
 def _print(found: Found) -> None:
     rows = [_row(one) for every in found.connected.values() for one in every]
     if rows:
-        widths = [max(len(line[column]) for line in (_HEAD, *rows)) for column in range(len(_HEAD))]
-        for line in (_HEAD, *rows):
-            print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
+        print("\n".join(table.lines(_HEAD, rows)))
     else:
         print("no client is connected" if found.connected else "this host has no instance")
     for name, why in found.unknown.items():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from mpsctl.acts import loopback as acts
+from mpsctl.cli import table
 from mpsctl.cli.bench import is_written, number, show_progress
 from mpsctl.outside import files, stop
 from mpsctl.state.world import World
@@ -112,7 +113,7 @@ def as_text(report: Report) -> str:
         ]
         for point in report.points
     ]
-    lines += _table(_COLUMNS, rows, 2)
+    lines += table.lines(_COLUMNS, rows, 2)
     for row in report.nccl:
         if row.outcome != values.MEASURED:
             lines.append(f"nccl, {row.side}: {row.outcome}{f': {row.words}' if row.words else ''}")
@@ -127,19 +128,5 @@ def as_text(report: Report) -> str:
         ]
         for path in report.failure_cases
     ]
-    lines += _table(("failure case", "backend", "side", "held", "s", "seen"), paths, 6)
+    lines += table.lines(("failure case", "backend", "side", "held", "s", "seen"), paths, 6)
     return "\n".join([*lines, *report.all_notes, f"{report.verdict[0].upper()}{report.verdict[1:]}"])
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    """Rows under their head, the first ``left`` columns to the left; nothing where there are no rows."""
-    if not rows:
-        return []
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    return [
-        "  ".join(
-            cell.ljust(width) if column < left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths))
-        ).rstrip()
-        for row in (head, *rows)
-    ]
