@@ -27,11 +27,9 @@ _CANNOT_TELL = 255
 
 def main(arguments: Sequence[str]) -> int:
     """Run one verb; its exit code."""
-    # Closed by the caller, as `mpsctl … >&-` does; what is opened lives as long as the program.
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed by the caller, as `mpsctl … >&-` does
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115 (it lives as long as the program)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a µ, or a name that is no text, where the locale has no such sign
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
