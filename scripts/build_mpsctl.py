@@ -81,10 +81,10 @@ def contents() -> tuple[str, dict[str, bytes]]:
     for name in sorted(found):
         digest.update(f"{name} {len(found[name])}\n".encode() + found[name])
     build_id = digest.hexdigest()[:16]
-    place = found["mpsctl/values/build.py"].decode()
+    place = found["mpsctl/model/build.py"].decode()
     if place.count(_ID_PLACE) != 1:
-        sys.exit(f"build_mpsctl: mpsctl/values/build.py must hold the line {_ID_PLACE} once")
-    found["mpsctl/values/build.py"] = place.replace(_ID_PLACE, f'ID = "{build_id}"').encode()
+        sys.exit(f"build_mpsctl: mpsctl/model/build.py must hold the line {_ID_PLACE} once")
+    found["mpsctl/model/build.py"] = place.replace(_ID_PLACE, f'ID = "{build_id}"').encode()
     found["__main__.py"] = _MAIN.replace("{id}", build_id).encode()
     return build_id, found
 

@@ -12,10 +12,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from mpsctl.adapters import hardware
 from mpsctl.cli import main
-from mpsctl.outside import hardware
-from mpsctl.state import world
-from mpsctl.state.world import World
+from mpsctl.store import world
+from mpsctl.store.world import World
 from real_daemon import RealDaemonHost, Starter
 
 

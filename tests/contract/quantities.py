@@ -9,9 +9,9 @@ from typing import Optional, Sequence
 from hypothesis import strategies as st
 
 from fakes import H200_MIB
-from mpsctl.state.wish import Wish, steps
-from mpsctl.values import quantity
-from mpsctl.values.errors import BadValue
+from mpsctl.model import quantity
+from mpsctl.model.errors import BadValue
+from mpsctl.store.desired import Wish, steps
 from real_daemon import Running
 
 MEASURED = ["2G", "1536M", "20", "20%", "1.5G", "1024K", "4294967296", "-1G", "abc", "0G"]

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Iterator, Optional
 
 from fakes import Host, h200
-from mpsctl.acts import apply, prepare
-from mpsctl.outside.daemon import Daemon, FrontEnd
-from mpsctl.state.world import World
-from mpsctl.values.errors import NotReady
+from mpsctl.adapters.control_daemon import Daemon, FrontEnd
+from mpsctl.lifecycle import apply, prepare
+from mpsctl.model.errors import NotReady
+from mpsctl.store.world import World
 
 
 @contextmanager

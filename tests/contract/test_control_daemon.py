@@ -16,16 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import FakeDaemon
-from mpsctl.acts import apply, drain, stop, terminate
-from mpsctl.outside import daemon as control
-from mpsctl.outside import pipe, procfs
-from mpsctl.outside.daemon import NotServed, Server, Unreachable
-from mpsctl.proofs.clients import Client
-from mpsctl.state import configuration
-from mpsctl.state.wish import Wish, steps
-from mpsctl.values import quantity
-from mpsctl.values.errors import BadValue, NotReady
-from mpsctl.values.instance import DAEMON_DIRECTORY_MAX_BYTES, PRIVATE_NAME_BYTES, check_pipe_directory
+from mpsctl.adapters import control_daemon as control
+from mpsctl.adapters import pipe, procfs
+from mpsctl.adapters.control_daemon import NotServed, Server, Unreachable
+from mpsctl.lifecycle import apply, drain, stop, terminate
+from mpsctl.model import quantity
+from mpsctl.model.errors import BadValue, NotReady
+from mpsctl.model.instance import DAEMON_DIRECTORY_MAX_BYTES, PRIVATE_NAME_BYTES, check_pipe_directory
+from mpsctl.observe.clients import Client
+from mpsctl.store import configuration
+from mpsctl.store.desired import Wish, steps
 from real_daemon import RealDaemonHost, Running, Starter, held_session
 
 LIMIT = "default_device_pinned_mem_limit 0"

@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator
 
 import pytest
 
-from mpsctl.outside import procfs
+from mpsctl.adapters import procfs
 
 PROJECT = Path(__file__).resolve().parents[2]
 PYTHON = "/usr/bin/python3"

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from mpsctl.proofs import verify as proofs
-from mpsctl.values.check import CANNOT_TELL, FAIL, PASS, Check
+from mpsctl.checks import verify as proofs
+from mpsctl.model.finding import CANNOT_TELL, FAIL, PASS, Check
 from real_daemon import RealDaemonHost, Running, Starter, held_session
 
 

@@ -11,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Optional
 
-from mpsctl.values.errors import BadValue, NotReady
+from mpsctl.model.errors import BadValue, NotReady
 
 if TYPE_CHECKING:  # every call of the program reads the options: what runs is read when it does
-    from mpsctl.state.world import World
-    from mpsctl.values.bench import Report
+    from mpsctl.measuring.bench_results import Report
+    from mpsctl.store.world import World
 
 
 def run(world: World, options: argparse.Namespace) -> int:
@@ -23,11 +23,11 @@ def run(world: World, options: argparse.Namespace) -> int:
 
     3 where it could not be written: the answer has it all the same.
     """
-    from mpsctl.acts import bench
+    from mpsctl.adapters import stop_request
     from mpsctl.cli import bench_report
     from mpsctl.cli.fitting import option
-    from mpsctl.outside import stop
-    from mpsctl.values import instance, quantity
+    from mpsctl.measuring import bench
+    from mpsctl.model import instance, quantity
 
     command = options.command_line[1:] if options.command_line[:1] == ["--"] else options.command_line
     request = bench.Request(
@@ -49,7 +49,7 @@ def run(world: World, options: argparse.Namespace) -> int:
     folder = None if options.output is None else Path(options.output)
     if folder is not None:
         _make(folder)
-    with stop.on_signals() as stopped:
+    with stop_request.on_signals() as stopped:
         # On the way as well: what was measured outlives even a SIGKILL.
         def progress(number: int, report: Report) -> None:
             _tell(number, report)

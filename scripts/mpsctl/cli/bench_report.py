@@ -13,9 +13,9 @@ from math import ceil, floor, log2, log10
 from pathlib import Path
 from typing import Callable, Optional, Sequence
 
+from mpsctl.adapters import files
 from mpsctl.cli import table
-from mpsctl.outside import files
-from mpsctl.values.bench import Point, Report, Series
+from mpsctl.measuring.bench_results import Point, Report, Series
 
 JSON, CSV, THROUGHPUT, P99, PAGE = "bench.json", "bench.csv", "throughput.svg", "p99.svg", "bench.html"
 _COLUMNS = ("series", "processes", "requests/s", "spread", "p50 ms", "p99 ms", "GPU %", "MiB", "fairness")

@@ -10,12 +10,12 @@ from dataclasses import asdict
 from typing import Any, Optional, Sequence
 
 from mpsctl.cli import table
-from mpsctl.proofs import leftovers
-from mpsctl.proofs.leftovers import Connected, Found
-from mpsctl.state import configuration
-from mpsctl.state.world import World
-from mpsctl.values import duration
-from mpsctl.values.errors import BadValue, NotReady
+from mpsctl.model import duration
+from mpsctl.model.errors import BadValue, NotReady
+from mpsctl.observe import leftovers
+from mpsctl.observe.leftovers import Connected, Found
+from mpsctl.store import configuration
+from mpsctl.store.world import World
 
 _COMMAND_WIDTH = 48
 _HEAD = ("INSTANCE", "PID", "USER", "AGE", "MEMORY", "LIMIT", "SERVER", "CONTAINER", "STATE", "COMMAND")
@@ -95,7 +95,7 @@ def _pid(text: str) -> int:
 
 
 def _terminate(world: World, options: argparse.Namespace, found: Found, pid: int) -> int:
-    from mpsctl.acts import terminate
+    from mpsctl.lifecycle import terminate
 
     target = next((one for rows in found.connected.values() for one in rows if one.client.pid == pid), None)
     if target is None:

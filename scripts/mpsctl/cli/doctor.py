@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import BinaryIO, Callable, Sequence
 
-from mpsctl.proofs import verify
-from mpsctl.proofs.doctor import consult
-from mpsctl.state.world import World
-from mpsctl.values.check import Check
-from mpsctl.values.errors import BadValue
+from mpsctl.causes import consult
+from mpsctl.checks import verify
+from mpsctl.model.errors import BadValue
+from mpsctl.model.finding import Check
+from mpsctl.store.world import World
 
 
 def doctor(world: World, options: argparse.Namespace) -> int:
@@ -40,9 +40,9 @@ def doctor(world: World, options: argparse.Namespace) -> int:
 
 def checks(world: World, question: consult.Question) -> list[Check]:
     """Verify's checks, where the question is about the host: bounded in time, and nothing is raised."""
-    from mpsctl.proofs.doctor import metal
+    from mpsctl.causes import apple_gpu
 
-    if metal.on_a_mac() or not (question.of_host or question.errors):
+    if apple_gpu.on_a_mac() or not (question.of_host or question.errors):
         return []
     return [one for _, one in verify.verify(world, question.instances).every]
 

@@ -7,11 +7,11 @@ import json
 import sys
 from typing import Sequence
 
-from mpsctl.acts import drain as acts
-from mpsctl.state import configuration, drains
-from mpsctl.state.world import World
-from mpsctl.values.errors import BadValue, NotReady
-from mpsctl.values.instance import Instance, check_timeout_s
+from mpsctl.lifecycle import drain as acts
+from mpsctl.model.errors import BadValue, NotReady
+from mpsctl.model.instance import Instance, check_timeout_s
+from mpsctl.store import configuration, drains
+from mpsctl.store.world import World
 
 
 def drain(world: World, options: argparse.Namespace) -> int:

@@ -11,11 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from mpsctl.state.world import World
-from mpsctl.values import fit, instance, quantity
-from mpsctl.values import plan as plans
-from mpsctl.values.errors import BadValue
-from mpsctl.values.fit import Card
+from mpsctl.model import fit, instance, quantity
+from mpsctl.model import plan as plans
+from mpsctl.model.errors import BadValue
+from mpsctl.model.fit import Card
+from mpsctl.store.world import World
 
 
 def option(name: str, text: Optional[str], check: Callable[[str], Any]) -> Any:
@@ -36,7 +36,7 @@ def _print_json(data: Any) -> None:
 
 
 def with_hints(world: World, name: str, kind: str, text: str) -> str:
-    from mpsctl.proofs import plan as planning
+    from mpsctl.observe import planning as planning
 
     if kind not in ("shell", "systemd"):
         raise BadValue(f"--hints with the format {kind}", "shell or systemd, which know comments", "leave one out")
@@ -44,7 +44,7 @@ def with_hints(world: World, name: str, kind: str, text: str) -> str:
 
 
 def measure(world: World, options: argparse.Namespace) -> int:
-    from mpsctl.acts import measure as acts
+    from mpsctl.measuring import measure as acts
 
     percentages = [option("--threads", text, instance.check_thread_percentage) for text in options.threads]
     found = acts.measure(world, options.instance, options.gpu, percentages, options.force)
@@ -81,7 +81,7 @@ def _driver(text: str) -> str:
 
 
 def _card(world: World, options: argparse.Namespace) -> Card:
-    from mpsctl.proofs import plan as planning
+    from mpsctl.observe import planning as planning
 
     described = {
         "--model-memory-mib": options.model_memory_mib,
@@ -102,7 +102,7 @@ def _card(world: World, options: argparse.Namespace) -> Card:
 
 
 def plan(world: World, options: argparse.Namespace) -> int:
-    from mpsctl.proofs import plan as planning
+    from mpsctl.observe import planning as planning
 
     memory = option("--memory", options.memory, quantity.parse)
     clients = option("--clients", options.clients, instance.check_expected_clients)
@@ -133,8 +133,8 @@ def _seconds(text: str) -> float:
 
 
 def run(world: World, options: argparse.Namespace) -> int:
-    from mpsctl.acts import run as acts
-    from mpsctl.values.run_environment import Lower
+    from mpsctl.lifecycle import run as acts
+    from mpsctl.model.run_environment import Lower
 
     command = options.command_line[1:] if options.command_line[:1] == ["--"] else options.command_line
     if not command:

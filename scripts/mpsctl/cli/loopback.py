@@ -10,14 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Optional, Sequence
 
-from mpsctl.acts import loopback as acts
+from mpsctl.adapters import files, stop_request
 from mpsctl.cli import table
 from mpsctl.cli.bench import is_written, number, show_progress
-from mpsctl.outside import files, stop
-from mpsctl.state.world import World
-from mpsctl.values import loopback as values
-from mpsctl.values.errors import BadValue, NotReady
-from mpsctl.values.loopback import Report
+from mpsctl.measuring import loopback as acts
+from mpsctl.measuring import loopback_results as values
+from mpsctl.measuring.loopback_results import Report
+from mpsctl.model.errors import BadValue, NotReady
+from mpsctl.store.world import World
 
 _WHOLE = r"[0-9]{1,7}"
 _SECONDS = r"[0-9]{1,4}(\.[0-9]{1,3})?"
@@ -44,7 +44,7 @@ def run(world: World, options: argparse.Namespace) -> int:
     )
     acts.refuse(request)
     output = _writable(options.output)
-    with stop.on_signals() as stopped:
+    with stop_request.on_signals() as stopped:
 
         def progress(line: str, report: Report) -> None:
             show_progress(f"mpsctl loopback: {line}")

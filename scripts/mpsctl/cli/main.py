@@ -13,8 +13,8 @@ from typing import Any, Callable, Optional, Sequence
 
 from mpsctl import __version__
 from mpsctl.cli.options import parser
-from mpsctl.values import build
-from mpsctl.values.errors import BadValue, MpsctlError, NotReady
+from mpsctl.model import build
+from mpsctl.model.errors import BadValue, MpsctlError, NotReady
 
 _FAULT = 70
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
@@ -127,9 +127,9 @@ def _print_json(data: Any) -> None:
 
 def _status(options: argparse.Namespace) -> int:
     from mpsctl.cli import render
-    from mpsctl.proofs import status
-    from mpsctl.state import configuration
-    from mpsctl.state.world import World
+    from mpsctl.observe import status
+    from mpsctl.store import configuration
+    from mpsctl.store.world import World
 
     world = World()
     names = options.instances or configuration.names(world)
@@ -156,8 +156,8 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _health(options: argparse.Namespace) -> int:
-    from mpsctl.acts import health
     from mpsctl.cli import render
+    from mpsctl.lifecycle import health
 
     found = health.health(_acting_world(options))
     if options.json:
@@ -186,10 +186,10 @@ def _undrain(options: argparse.Namespace) -> int:
 
 
 def _gpus(options: argparse.Namespace) -> int:
+    from mpsctl.adapters import hardware
     from mpsctl.cli import render
-    from mpsctl.outside import hardware
-    from mpsctl.proofs import gpus
-    from mpsctl.state.world import World
+    from mpsctl.observe import gpus
+    from mpsctl.store.world import World
 
     found = gpus.inventory(World())
     if options.json:
@@ -200,8 +200,8 @@ def _gpus(options: argparse.Namespace) -> int:
 
 
 def _env(options: argparse.Namespace) -> int:
-    from mpsctl.proofs import client_environment
-    from mpsctl.state.world import World
+    from mpsctl.observe import client_environment
+    from mpsctl.store.world import World
 
     kind = "json" if options.json else options.format
     world = World()
@@ -251,7 +251,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _version(options: argparse.Namespace) -> int:
-    from mpsctl.outside import hardware
+    from mpsctl.adapters import hardware
 
     known = {
         "version": __version__,
@@ -271,8 +271,8 @@ def _version(options: argparse.Namespace) -> int:
 
 
 def _apply(options: argparse.Namespace) -> int:
-    from mpsctl.acts import apply
-    from mpsctl.state import drains
+    from mpsctl.lifecycle import apply
+    from mpsctl.store import drains
 
     world = _acting_world(options)
     changes = apply.apply(world, options.instance, _main_pid())
@@ -288,7 +288,7 @@ def _apply(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    from mpsctl.acts import prepare
+    from mpsctl.lifecycle import prepare
 
     world = _acting_world(options)
     _keep_bytecode(world)
@@ -299,7 +299,7 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _stop(options: argparse.Namespace) -> int:
-    from mpsctl.acts import stop
+    from mpsctl.lifecycle import stop
 
     gone = stop.stop(_acting_world(options), options.instance, _main_pid())
     if options.json:
@@ -308,7 +308,7 @@ def _stop(options: argparse.Namespace) -> int:
 
 
 def _release(options: argparse.Namespace) -> int:
-    from mpsctl.acts import stop
+    from mpsctl.lifecycle import stop
 
     stop.release(_acting_world(options), options.instance)
     if options.json:
@@ -317,7 +317,7 @@ def _release(options: argparse.Namespace) -> int:
 
 
 def _condition(options: argparse.Namespace) -> int:
-    from mpsctl.acts import prepare
+    from mpsctl.lifecycle import prepare
 
     why = prepare.condition(_acting_world(options), options.instance)
     if options.json:
@@ -328,7 +328,7 @@ def _condition(options: argparse.Namespace) -> int:
 
 
 def _reconcile(options: argparse.Namespace) -> int:
-    from mpsctl.acts import reconcile
+    from mpsctl.converge import reconcile
 
     try:
         wanted = json.load(sys.stdin) if sys.stdin is not None else {}
@@ -348,7 +348,7 @@ def _reconcile(options: argparse.Namespace) -> int:
 
 
 def _remove(options: argparse.Namespace) -> int:
-    from mpsctl.acts import remove
+    from mpsctl.converge import remove
 
     answer = remove.remove(_acting_world(options), options.check)
     if options.json:
@@ -364,14 +364,14 @@ def _remove(options: argparse.Namespace) -> int:
 
 
 def _keep_bytecode(world: Any) -> None:
-    from mpsctl.outside import bytecode
+    from mpsctl.adapters import bytecode
 
     bytecode.keep(world.places)
 
 
 def _acting_world(options: argparse.Namespace) -> Any:
     """The world, with what is said on the way going to standard error where standard output is JSON."""
-    from mpsctl.state.world import World
+    from mpsctl.store.world import World
 
     stream = sys.stderr if options.json else sys.stdout
 

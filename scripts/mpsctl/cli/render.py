@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
-from mpsctl.proofs.status import Status, Value
+from mpsctl.observe.status import Status, Value
 
 if TYPE_CHECKING:
-    from mpsctl.acts.health import Health
-    from mpsctl.proofs.clients import Client
+    from mpsctl.lifecycle.health import Health
+    from mpsctl.observe.clients import Client
 
 SIMULATED = "simulated GPUs: a lab stands in for NVML, the PCI bus and the driver; the control daemon is real"
 

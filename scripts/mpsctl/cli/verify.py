@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import Optional, Sequence
 
+from mpsctl.checks import verify as proofs
+from mpsctl.checks.verify import InstanceLook, Report
 from mpsctl.cli import render
-from mpsctl.proofs import verify as proofs
-from mpsctl.proofs.verify import InstanceLook, Report
-from mpsctl.state.world import World
-from mpsctl.values import check
-from mpsctl.values.check import CANNOT_TELL, FAIL, PASS, WARN, Check
-from mpsctl.values.errors import BadValue
+from mpsctl.model import finding
+from mpsctl.model.errors import BadValue
+from mpsctl.model.finding import CANNOT_TELL, FAIL, PASS, WARN, Check
+from mpsctl.store.world import World
 
 _STATUS = {PASS: "OK", WARN: "WARNING", FAIL: "CRITICAL", CANNOT_TELL: "UNKNOWN"}
 _COLOURS = {PASS: "32", WARN: "33", FAIL: "31", CANNOT_TELL: "35"}
@@ -29,10 +29,10 @@ def of(world: World, options: argparse.Namespace) -> Report:
         raise BadValue("--allocate alone", "it with --witness, whose client allocates", "add --witness")
     if not options.witness:
         return proofs.verify(world, options.instances)
-    from mpsctl.proofs import witness
+    from mpsctl.checks import probe_client
 
     def send(look: InstanceLook) -> list[Check]:
-        return witness.look(world, look.instance, options.allocate, _WITNESS_TIMEOUT_S)
+        return probe_client.look(world, look.instance, options.allocate, _WITNESS_TIMEOUT_S)
 
     timeout_s = proofs.INSTANCE_TIMEOUT_S + 2 * _WITNESS_TIMEOUT_S
     return proofs.verify(world, options.instances, send, instance_timeout_s=timeout_s)
@@ -65,7 +65,7 @@ def status_line(report: Report) -> str:
 
 
 def _section(title: str, checks: Sequence[Check], every: bool) -> None:
-    worst = check.worst(one.level for one in checks)
+    worst = finding.worst(one.level for one in checks)
     passed = sum(one.level == PASS for one in checks)
     print(f"{title}: {render.colour(worst, _COLOURS[worst])}, {passed} of {len(checks)} checks passed")
     told: set[str] = set()

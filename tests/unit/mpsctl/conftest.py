@@ -11,7 +11,7 @@ from typing import Iterator
 import pytest
 
 from fakes import Host, h200
-from mpsctl.outside import hardware, procfs
+from mpsctl.adapters import hardware, procfs
 
 
 @pytest.fixture

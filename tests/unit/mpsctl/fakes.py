@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Callable, Iterator, Mapping, Optional, Sequence
 
-from mpsctl.acts import apply, prepare, stop
-from mpsctl.outside.daemon import Daemon, NotServed, Unreachable
-from mpsctl.outside.nvml import Nvml
-from mpsctl.state.world import World
-from mpsctl.values.errors import MpsctlError, NotInForce, NotReady
-from mpsctl.values.gpu import Gpu, Load, MigDevice
-from mpsctl.values.places import Places
+from mpsctl.adapters.control_daemon import Daemon, NotServed, Unreachable
+from mpsctl.adapters.nvml import Nvml
+from mpsctl.lifecycle import apply, prepare, stop
+from mpsctl.model.errors import MpsctlError, NotInForce, NotReady
+from mpsctl.model.gpu import Gpu, Load, MigDevice
+from mpsctl.model.places import Places
+from mpsctl.store.world import World
 
 H200_MIB = 143_771
 RESERVED_MIB = 616

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from fakes import Host
-from mpsctl.acts import apply, prepare
-from mpsctl.outside import pipe, procfs
-from mpsctl.proofs import status as proofs
-from mpsctl.values.errors import BadValue
+from mpsctl.adapters import pipe, procfs
+from mpsctl.lifecycle import apply, prepare
+from mpsctl.model.errors import BadValue
+from mpsctl.observe import status as proofs
 
 GID = 4242
 

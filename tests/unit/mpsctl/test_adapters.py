@@ -14,10 +14,10 @@ from typing import Any, Callable, Iterator, Optional
 
 import pytest
 
-from mpsctl.outside import hardware, nvml, procfs
-from mpsctl.outside.systemd import Systemctl
-from mpsctl.values.errors import NotInForce, NotReady
-from mpsctl.values.gpu import Load
+from mpsctl.adapters import hardware, nvml, procfs
+from mpsctl.adapters.systemd import Systemctl
+from mpsctl.model.errors import NotInForce, NotReady
+from mpsctl.model.gpu import Load
 
 # -- NVML
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fakes import FakeDaemon, Host, h200, split_by_mig, uuid
-from mpsctl.acts import apply, prepare
-from mpsctl.state import record
-from mpsctl.values.errors import BadValue, MpsctlError, NotInForce, NotReady
+from mpsctl.lifecycle import apply, prepare
+from mpsctl.model.errors import BadValue, MpsctlError, NotInForce, NotReady
+from mpsctl.store import record
 
 MIB = 1 << 20
 

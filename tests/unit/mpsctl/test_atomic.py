@@ -8,9 +8,9 @@ from typing import Any, Optional
 import pytest
 
 from fakes import Host
-from mpsctl.acts import reconcile
-from mpsctl.acts.reconcile import Answer, File, Request
-from mpsctl.outside import hardware
+from mpsctl.adapters import hardware
+from mpsctl.converge import reconcile
+from mpsctl.converge.reconcile import Answer, File, Request
 
 MIB = 1 << 20
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from mpsctl.outside.background import Background
+from mpsctl.adapters.background import Background
 
 
 def test_its_result_is_what_the_call_returns_or_raises() -> None:

@@ -16,16 +16,16 @@ import pytest
 
 import simulated_cuda
 from fakes import Host, Lent, h200, uuid
-from mpsctl.acts import bench
-from mpsctl.acts.bench import Request
+from mpsctl.adapters import cuda, cuda_work, procfs, worker_pool
+from mpsctl.adapters.stop_request import Stop
 from mpsctl.cli import main as command_line
-from mpsctl.outside import crew, cuda, cuda_work, procfs
-from mpsctl.outside.stop import Stop
-from mpsctl.state.world import World
-from mpsctl.values.bench import Report
-from mpsctl.values.errors import BadValue, NotReady
-from mpsctl.values.gpu import Load
-from mpsctl.values.quantity import parse
+from mpsctl.measuring import bench
+from mpsctl.measuring.bench import Request
+from mpsctl.measuring.bench_results import Report
+from mpsctl.model.errors import BadValue, NotReady
+from mpsctl.model.gpu import Load
+from mpsctl.model.quantity import parse
+from mpsctl.store.world import World
 
 QUICK: dict[str, Any] = {"seconds": 0.2, "rounds": 1, "processes": [1, 2]}
 REAL = {name: getattr(procfs, name) for name in ("pids", "environment", "alive", "uid")}
@@ -188,7 +188,7 @@ def test_what_cannot_be_meant_is_refused_at_once(values: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("loops", [1, 2, 77, 40_000])
 def test_results_are_foretold_exactly(loops: int) -> None:
-    from mpsctl.outside import kernels
+    from mpsctl.adapters import kernels
 
     for index in (0, 5, 1 << 20):
         x = index
@@ -343,9 +343,9 @@ from pathlib import Path
 from types import SimpleNamespace
 import json
 from mpsctl.cli import bench, options
-from mpsctl.state.world import World
-from mpsctl.values.errors import NotReady
-from mpsctl.values.places import Places
+from mpsctl.store.world import World
+from mpsctl.model.errors import NotReady
+from mpsctl.model.places import Places
 
 @contextmanager
 def no_nvml():
@@ -409,9 +409,9 @@ def test_built_in_work_ends_with_whoever_started_it(library: Path, where: Option
     wanted = {"kind": "launch", "uid": None, "gid": None, "loops": 100, "multiprocessors": 132, "life_s": 500}
     script = (
         f"import sys, os, json, time; sys.path[:0] = {[path for path in sys.path if path]!r}\n"
-        "from mpsctl.outside import crew, cuda, stop\n"
+        "from mpsctl.adapters import worker_pool as crew, cuda, stop_request as stop\n"
         f"wanted = json.loads(sys.argv[1]); wanted['parent'] = os.getpid()\n"
-        "one = crew.Crew([cuda.program('cuda_work', json.dumps(wanted))] * 2, dict(os.environ), stop.Stop())\n"
+        "one = worker_pool.Crew([cuda.program('cuda_work', json.dumps(wanted))] * 2, dict(os.environ), stop.Stop())\n"
         + (
             "print('up', flush=True); time.sleep(1000)"
             if where
@@ -448,7 +448,10 @@ def test_a_crew_that_says_nothing_is_given_up(library: Path) -> None:
     wanted = {"kind": "launch", "uid": None, "gid": None, "loops": 100, "life_s": 500, "parent": os.getpid()}
     environment = {**cuda.BARE_ENVIRONMENT, "LD_LIBRARY_PATH": str(library), "HANG": "1"}
     command = cuda.program("cuda_work", json.dumps(wanted))
-    with crew.Crew([command], environment, Stop()) as one, pytest.raises(crew.Failed, match="said nothing within"):
+    with (
+        worker_pool.Crew([command], environment, Stop()) as one,
+        pytest.raises(worker_pool.Failed, match="said nothing within"),
+    ):
         one.hear(0.3)
 
 
@@ -459,7 +462,7 @@ def test_a_lent_daemon_ends_with_whoever_lent_it(tmp_path: Path, number: signal.
     binary.chmod(0o755)
     script = (
         f"import sys, time; from pathlib import Path; sys.path[:0] = {[path for path in sys.path if path]!r}\n"
-        "from mpsctl.outside import hardware, lent_daemon\n"
+        "from mpsctl.adapters import hardware, temporary_daemon as lent_daemon\n"
         f"hardware.binary = lambda name: Path({str(binary)!r})\n"
         f"with lent_daemon.started(Path({str(tmp_path)!r}), ['GPU-1']): time.sleep(1000)\n"
     )

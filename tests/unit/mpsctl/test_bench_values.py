@@ -13,8 +13,8 @@ from typing import Mapping, Optional, Sequence
 import pytest
 
 from mpsctl.cli import bench_report
-from mpsctl.values import bench
-from mpsctl.values.bench import Report, Run, Series, Step
+from mpsctl.measuring import bench_results
+from mpsctl.measuring.bench_results import Report, Run, Series, Step
 
 SLICED, MPS, HALF = Series(False), Series(True), Series(True, 50.0)
 OTHER = Series(True, pipe_directory="/run/by-hand")
@@ -50,7 +50,7 @@ def report(runs: Sequence[Run], stopped: Optional[str] = None) -> Report:
 def test_every_step_is_run_once_a_round_and_the_sides_take_turns(
     rounds: int, series: list[Series], processes: list[int]
 ) -> None:
-    steps = bench.order(processes, series, rounds)
+    steps = bench_results.order(processes, series, rounds)
     assert sorted((s.round, s.processes, str(s.series)) for s in steps) == sorted(
         (number, count, str(one)) for number in range(1, rounds + 1) for count in processes for one in series
     )
@@ -77,17 +77,19 @@ def test_every_step_is_run_once_a_round_and_the_sides_take_turns(
     ],
 )
 def test_percentiles_are_values_that_were_seen(values: list[float], percent: float, is_: Optional[float]) -> None:
-    assert bench.percentile(values, percent) == is_
+    assert bench_results.percentile(values, percent) == is_
 
 
 def test_rounds_give_medians_and_their_spread() -> None:
-    [point] = bench.points([run(MPS, 4, throughput, number) for number, throughput in enumerate((90, 100, 120))])
+    [point] = bench_results.points(
+        [run(MPS, 4, throughput, number) for number, throughput in enumerate((90, 100, 120))]
+    )
     assert (point.rounds, point.throughput, point.least, point.most) == (3, 100, 90, 120)
     assert point.spread == pytest.approx(0.3)
 
 
 def test_a_run_with_a_problem_is_no_figure() -> None:
-    assert bench.points([Run(Step(1, 4, MPS), problem="out of memory"), Run(Step(1, 2, MPS))]) == []
+    assert bench_results.points([Run(Step(1, 4, MPS), problem="out of memory"), Run(Step(1, 2, MPS))]) == []
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,7 @@ H200 = {
 def test_the_verdict_is_true_to_the_numbers(
     table: Mapping[Series, Mapping[int, float]], pays: Optional[bool], says: list[str]
 ) -> None:
-    found = bench.judge(bench.points(sweep(table)))
+    found = bench_results.judge(bench_results.points(sweep(table)))
     assert found.pays is pays, found.text
     for part in says:
         assert part in found.text
@@ -164,8 +166,8 @@ def test_the_verdict_is_true_to_the_numbers(
 
 def test_what_the_rounds_do_not_agree_on_is_no_gain() -> None:
     table = {SLICED: {4: 100.0}, MPS: {4: 115.0}}
-    assert bench.judge(bench.points(sweep(table))).pays is True
-    assert bench.judge(bench.points(sweep(table, noise=(0.85, 1.0, 1.1)))).pays is False
+    assert bench_results.judge(bench_results.points(sweep(table))).pays is True
+    assert bench_results.judge(bench_results.points(sweep(table, noise=(0.85, 1.0, 1.1)))).pays is False
 
 
 @pytest.mark.parametrize(
@@ -179,7 +181,7 @@ def test_utilisation_that_falls_while_work_gets_faster_is_explained(
         run(SLICED, 4, sliced[0], utilisation_percent=sliced[1]),
         run(MPS, 4, shared[0], utilisation_percent=shared[1]),
     ]
-    note = bench.utilisation_note(bench.points(runs))
+    note = bench_results.utilisation_note(bench_results.points(runs))
     assert (note is not None) == noted
     if note:
         assert "from 100 % to 60 % at 4 processes" in note
@@ -216,7 +218,7 @@ def test_from_where_on_more_processes_only_wait(
 ) -> None:
     runs = [run(MPS, count, throughput[count], p99_ms=p99_ms[count]) for count in p99_ms]
     runs += [run(SLICED, count, 100.0, p99_ms=100.0 * count) for count in p99_ms]
-    note = bench.latency_note(bench.points(runs))
+    note = bench_results.latency_note(bench_results.points(runs))
     assert (note is None) if says is None else (says in str(note))
 
 
@@ -234,14 +236,14 @@ def test_a_difference_at_one_process_is_told_only_beyond_the_spread(
     # The first is a torch model on an H200 with driver 580.
     runs = [run(one, 1, rate, n) for one, rates in ((SLICED, sliced), (MPS, shared)) for n, rate in enumerate(rates, 1)]
     many = sweep({SLICED: {16: 1156.0}, MPS: {16: 3251.0}})
-    assert f"; at 1 {says}; " in bench.judge(bench.points([*runs, *many])).text
+    assert f"; at 1 {says}; " in bench_results.judge(bench_results.points([*runs, *many])).text
 
 
 @pytest.mark.parametrize("shared", [{1: 104.0}, {1: 96.0, 2: 100.0}, {2: 150.0}, {2: 90.0}])
 @pytest.mark.parametrize(("rounds", "of_sliced"), [(1, 1), (1, 3), (3, 1), (3, 3)])
 def test_a_verdict_on_one_round_says_so(shared: Mapping[int, float], rounds: int, of_sliced: int) -> None:
     runs = sweep({MPS: shared}, [1.0] * rounds) + sweep({SLICED: dict.fromkeys(shared, 100.0)}, [1.0] * of_sliced)
-    said = "One round: how far rounds lie apart is not known." in bench.judge(bench.points(runs)).text
+    said = "One round: how far rounds lie apart is not known." in bench_results.judge(bench_results.points(runs)).text
     assert said is (1 in (rounds, of_sliced))
 
 
@@ -253,20 +255,20 @@ def test_another_daemon_is_compared_round_by_round_and_has_no_part_in_the_verdic
         for one, each in ((SLICED, 100.0), (MPS, 198.0), (OTHER, 200.0 if number < 3 else 190.0))
     ]
     rounds.append(Run(Step(4, 4, OTHER), problem="no room"))
-    [found] = bench.against(rounds)
+    [found] = bench_results.against(rounds)
     assert (found.pipe_directory, found.processes, found.rounds) == ("/run/by-hand", 4, 3)
     assert found.part == pytest.approx(0.99)
     assert found.told("instance 0") == (
         "instance 0: 0.990 of the throughput of the daemon at /run/by-hand (4 processes, median of 3 rounds)"
     )
     many = sweep({SLICED: {2: 100.0}, MPS: {2: 150.0}, OTHER: {2: 900.0}})
-    verdict = bench.judge(bench.points(many))
+    verdict = bench_results.judge(bench_results.points(many))
     assert verdict.pays
     assert "1.50 times" in verdict.text
 
 
 def test_a_daemon_with_nothing_to_compare() -> None:
-    assert bench.against([run(MPS, 4, 100.0)]) == bench.against([run(OTHER, 4, 100.0)]) == []
+    assert bench_results.against([run(MPS, 4, 100.0)]) == bench_results.against([run(OTHER, 4, 100.0)]) == []
 
 
 AWKWARD = '<b>&"quote"</b>'
@@ -310,7 +312,7 @@ def test_every_form_is_well_made_and_whole(made: Report, tmp_path: Path) -> None
 
 
 def test_dots_stand_where_the_figures_are() -> None:
-    plot = ElementTree.fromstring(bench_report.throughput_plot(bench.points(sweep(H200))))
+    plot = ElementTree.fromstring(bench_report.throughput_plot(bench_results.points(sweep(H200))))
     told = {
         circle.findtext("{http://www.w3.org/2000/svg}title"): (
             float(circle.get("cx", "")),

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from mpsctl.outside import bounded
-from mpsctl.values.errors import NotInForce, NotReady
+from mpsctl.adapters import bounded
+from mpsctl.model.errors import NotInForce, NotReady
 
 
 def test_the_answer_comes_back_whole() -> None:

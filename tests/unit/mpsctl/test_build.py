@@ -214,7 +214,7 @@ class Installed:
     def keep(self, python: str = sys.executable) -> None:
         script = (
             f"import sys; sys.path.insert(0, {str(self.program)!r})\n"
-            "from pathlib import Path\nfrom mpsctl.outside import bytecode\nfrom mpsctl.values.places import Places\n"
+            "from pathlib import Path\nfrom mpsctl.adapters import bytecode\nfrom mpsctl.model.places import Places\n"
             f"bytecode.keep(Places(Path({str(self.root)!r})))"
         )
         done = subprocess.run([python, "-IS", "-c", script], capture_output=True, text=True, check=False, timeout=60)
@@ -256,9 +256,9 @@ def test_what_is_handed_to_another_python_can_be_read_as_text(installed: Install
         installed.keep()
     place = installed.kept() if kept else installed.program
     read = f"import sys, pkgutil; sys.path.insert(0, {str(place)!r}); sys.path.insert(1, {str(installed.program)!r})\n"
-    read += "sys.stdout.buffer.write(pkgutil.get_data('mpsctl.outside', 'rank.py'))"
+    read += "sys.stdout.buffer.write(pkgutil.get_data('mpsctl.adapters', 'rank.py'))"
     done = subprocess.run([sys.executable, "-IS", "-c", read], capture_output=True, check=True)
-    assert done.stdout == (BUILDER.parent / "mpsctl/outside/rank.py").read_bytes()
+    assert done.stdout == (BUILDER.parent / "mpsctl/adapters/rank.py").read_bytes()
 
 
 def test_kept_bytecode_is_not_made_again(installed: Installed) -> None:

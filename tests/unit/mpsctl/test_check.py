@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mpsctl.values import check
-from mpsctl.values.check import CANNOT_TELL, FAIL, PASS, WARN
+from mpsctl.model import finding
+from mpsctl.model.finding import CANNOT_TELL, FAIL, PASS, WARN
 
 
 @pytest.mark.parametrize(
@@ -19,5 +19,5 @@ from mpsctl.values.check import CANNOT_TELL, FAIL, PASS, WARN
     ],
 )
 def test_the_worst_decides_and_sets_the_exit_code(levels: list[str], worst: str, code: int) -> None:
-    assert check.worst(levels) == worst
-    assert check.exit_code(levels) == code
+    assert finding.worst(levels) == worst
+    assert finding.exit_code(levels) == code

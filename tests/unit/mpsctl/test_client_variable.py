@@ -6,8 +6,8 @@ from typing import Optional
 
 import pytest
 
-from mpsctl.values import client_variable
-from mpsctl.values.client_variable import VARIABLE
+from mpsctl.model import client_variable
+from mpsctl.model.client_variable import VARIABLE
 
 ONE_GPU = ("GPU-11111111-1111-1111-1111-111111111111",)
 TWO_GPUS = (*ONE_GPU, "GPU-22222222-2222-2222-2222-222222222222")

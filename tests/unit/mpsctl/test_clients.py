@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from fakes import FakeDaemon, Host, uuid
 from mpsctl.cli import render
-from mpsctl.proofs import clients, status
-from mpsctl.proofs.clients import Client
-from mpsctl.proofs.status import Status
-from mpsctl.values import client_variable
+from mpsctl.model import client_variable
+from mpsctl.observe import clients, status
+from mpsctl.observe.clients import Client
+from mpsctl.observe.status import Status
 
 MIB = 1 << 20
 SERVER = 9001

@@ -17,12 +17,12 @@ from typing import Any, Optional, Sequence
 import pytest
 
 from fakes import Host, h200, split_by_mig, uuid
-from mpsctl.acts import apply
+from mpsctl.adapters import hardware
 from mpsctl.cli import main as command_line
 from mpsctl.cli import options
-from mpsctl.outside import hardware
-from mpsctl.state import world as worlds
-from mpsctl.state.world import World
+from mpsctl.lifecycle import apply
+from mpsctl.store import world as worlds
+from mpsctl.store.world import World
 
 VERBS = list(options.VERBS)
 

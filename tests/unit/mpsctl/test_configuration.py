@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fakes import Host, h200, split_by_mig, uuid
-from mpsctl.state import configuration
-from mpsctl.values import quantity
-from mpsctl.values.errors import BadValue
-from mpsctl.values.instance import VARIABLES, Instance
+from mpsctl.model import quantity
+from mpsctl.model.errors import BadValue
+from mpsctl.model.instance import VARIABLES, Instance
+from mpsctl.store import configuration
 
 
 def instance(*gpus: str, **wished: object) -> Instance:

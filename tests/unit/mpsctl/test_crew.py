@@ -9,26 +9,29 @@ import time
 
 import pytest
 
-from mpsctl.outside import crew, procfs
-from mpsctl.outside.stop import Stop
+from mpsctl.adapters import procfs, worker_pool
+from mpsctl.adapters.stop_request import Stop
 
 WAIT = "import os; os.read(0, 1)"
 
 
-def of(source: str) -> crew.Crew:
-    return crew.Crew([[sys.executable, "-c", source]], dict(os.environ), Stop())
+def of(source: str) -> worker_pool.Crew:
+    return worker_pool.Crew([[sys.executable, "-c", source]], dict(os.environ), Stop())
 
 
 @pytest.mark.parametrize("said", ["null", "5", "[]", '"text"', "true", "welcome to this host", "", "[" * 100_000])
 def test_a_line_that_is_no_process_of_a_crew_is_told_as_it_is(said: str) -> None:
-    with of(f"print({said!r}, flush=True); {WAIT}") as one, pytest.raises(crew.Failed, match="a process said b'"):
+    with (
+        of(f"print({said!r}, flush=True); {WAIT}") as one,
+        pytest.raises(worker_pool.Failed, match="a process said b'"),
+    ):
         one.hear(60)
 
 
 def test_a_line_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "_LONGEST_LINE", 1000)
+    monkeypatch.setattr(worker_pool, "_LONGEST_LINE", 1000)
     source = f"print('y' * 1001, end='', flush=True); {WAIT}"
-    with of(source) as one, pytest.raises(crew.Failed, match="a process said b'yyy"):
+    with of(source) as one, pytest.raises(worker_pool.Failed, match="a process said b'yyy"):
         one.hear(60)
 
 
@@ -38,7 +41,7 @@ def test_a_line_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
     ids=["ends with its input", "ends at once", "does not end"],
 )
 def test_what_a_process_started_ends_with_it(monkeypatch: pytest.MonkeyPatch, then: str, end_s: int) -> None:
-    monkeypatch.setattr(crew, "_END_S", end_s)
+    monkeypatch.setattr(worker_pool, "_END_S", end_s)
     start = "import subprocess; child = subprocess.Popen(['sleep', '1000']).pid"
     with of(f"{start}; print('{{\"child\": %d}}' % child, flush=True); {then}") as one:
         [said] = one.hear(60)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsctl.proofs.doctor import containers, environment, units
-from mpsctl.proofs.doctor.diagnosis import in_order
-from mpsctl.values.errors import BadValue
-from mpsctl.values.instance import Instance
+from mpsctl.causes import containers, environment, units
+from mpsctl.causes.diagnosis import in_order
+from mpsctl.model.errors import BadValue
+from mpsctl.model.instance import Instance
 
 CONTROL = "/usr/bin/nvidia-cuda-mps-control"
 GOOD_UNIT = f"""\

@@ -11,16 +11,15 @@ from typing import Callable, Iterator, Optional
 import pytest
 
 from fakes import H200_MIB, FakeDaemon, Host, h200, uuid
+from mpsctl.adapters import hardware, pipe, procfs, selinux
+from mpsctl.causes import apple_gpu, consult, of_checks
+from mpsctl.causes import host as doctors_host
+from mpsctl.causes.catalogue import CAUSES
+from mpsctl.causes.consult import Answer, Question
+from mpsctl.checks import checking, client_checks, host_checks, instance_checks, verify
 from mpsctl.cli import doctor
-from mpsctl.outside import hardware, pipe, procfs, selinux
-from mpsctl.proofs import verify
-from mpsctl.proofs.doctor import consult, metal, of_checks
-from mpsctl.proofs.doctor import host as doctors_host
-from mpsctl.proofs.doctor.catalogue import CAUSES
-from mpsctl.proofs.doctor.consult import Answer, Question
-from mpsctl.proofs.verify import checking, client_checks, host_checks, instance_checks, look
-from mpsctl.values.check import FAIL, PASS, WARN, Check
-from mpsctl.values.errors import BadValue, NotReady
+from mpsctl.model.errors import BadValue, NotReady
+from mpsctl.model.finding import FAIL, PASS, WARN, Check
 
 SERVER = 9001
 
@@ -38,7 +37,7 @@ def proc(host: Host, monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
     monkeypatch.setattr(procfs, "maps_users", lambda pid: False)
     monkeypatch.setattr(procfs, "open_files_limit", lambda pid: 1_048_576)
     monkeypatch.setattr(procfs, "namespace", lambda pid, kind: f"{kind}:[1]")
-    monkeypatch.setattr(metal, "on_a_mac", lambda: False)
+    monkeypatch.setattr(apple_gpu, "on_a_mac", lambda: False)
     return states
 
 
@@ -351,7 +350,7 @@ def test_a_percentage_that_leaves_the_rest_idle(host: Host, running: FakeDaemon)
 
 
 def test_nvml_that_hangs_is_left_behind(host: Host, running: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look, "NVML_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(host, "NVML_TIMEOUT_S", 0.1)
     host.nvml.hangs = True
     checks = [one for _, one in verify.verify(host.world, nvml_timeout_s=0.1).every]
     answer = consult.consult(host.world, Question(), checks)
@@ -619,7 +618,7 @@ def test_an_instance_that_is_not_there_is_refused(host: Host, running: FakeDaemo
 
 @pytest.mark.parametrize("text", ["mps", "MPS backend out of memory (MPS allocated: 8.8 GB)", 'torch.device("mps")'])
 def test_the_other_mps(host: Host, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(metal, "_ask", lambda python: {"torch": "2.11.0", "built": False, "available": False})
+    monkeypatch.setattr(apple_gpu, "_ask", lambda python: {"torch": "2.11.0", "built": False, "available": False})
     (found,) = ask(host, errors=[text]).diagnoses
     assert found.name == "metal-performance-shaders"
     assert found.cause.count(". ") == 1  # two sentences
@@ -627,8 +626,8 @@ def test_the_other_mps(host: Host, monkeypatch: pytest.MonkeyPatch, text: str) -
 
 
 def test_on_a_mac_the_other_mps_is_explained(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metal, "on_a_mac", lambda: True)
-    monkeypatch.setattr(metal, "_ask", lambda python: {"torch": "2.11.0", "built": True, "available": True})
+    monkeypatch.setattr(apple_gpu, "on_a_mac", lambda: True)
+    monkeypatch.setattr(apple_gpu, "_ask", lambda python: {"torch": "2.11.0", "built": True, "available": True})
     (found,) = ask(host).diagnoses
     assert any("built yes and available yes" in line for line in found.evidence)
 
@@ -637,7 +636,7 @@ def test_on_a_mac_an_error_of_cuda_is_explained_by_itself(host: Host, monkeypatc
     def none_there() -> Iterator[int]:
         raise FileNotFoundError("/proc")
 
-    monkeypatch.setattr(metal, "on_a_mac", lambda: True)
+    monkeypatch.setattr(apple_gpu, "on_a_mac", lambda: True)
     monkeypatch.setattr(procfs, "pids", none_there)
     assert names(host, errors=["810"]) == ["terminated-by-daemon"]
 
@@ -666,8 +665,8 @@ def test_no_torch_is_told(tmp_path: Path, program: str) -> None:
     python = tmp_path / "python3"
     python.write_text(f"#!/bin/sh\n{program}\n")
     python.chmod(0o755)
-    assert "no torch" in metal.present(str(python))
-    assert "no torch" in metal.present(str(tmp_path / "none"))
+    assert "no torch" in apple_gpu.present(str(python))
+    assert "no torch" in apple_gpu.present(str(tmp_path / "none"))
 
 
 def test_every_cause_of_a_check_is_in_the_catalogue() -> None:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsctl.outside import logs
-from mpsctl.proofs.doctor import log
-from mpsctl.proofs.doctor.catalogue import CAUSES
-from mpsctl.proofs.doctor.diagnosis import MOST_EVIDENCE, Diagnosis, in_order
+from mpsctl.adapters import daemon_log
+from mpsctl.causes import log
+from mpsctl.causes.catalogue import CAUSES
+from mpsctl.causes.diagnosis import MOST_EVIDENCE, Diagnosis, in_order
 
 CAPTURES = Path(__file__).with_name("captures")
 DAY = "2026-01-01 10:00:"
@@ -59,7 +59,7 @@ def test_the_client_that_made_the_fault_is_named() -> None:
 def test_no_line_is_too_strange(lines: list[str]) -> None:
     for one in log.diagnose_log(lines):
         assert one.name in CAUSES
-    logs.read(lines)
+    daemon_log.read(lines)
 
 
 TAGS = st.sampled_from(["Control", "Server", "Other", "Legacy Server"])

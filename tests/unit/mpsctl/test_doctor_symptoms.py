@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsctl.proofs.doctor import memory, symptoms
-from mpsctl.proofs.doctor.catalogue import CAUSES
-from mpsctl.proofs.doctor.diagnosis import in_order
+from mpsctl.causes import memory, symptoms
+from mpsctl.causes.catalogue import CAUSES
+from mpsctl.causes.diagnosis import in_order
 
 CODES = [1, 2, 3, 30, 46, 100, 101, 700, 800, 801, 805, 806, 807, 808, 809, 810, 811, 915, 999]
 NAMES = {

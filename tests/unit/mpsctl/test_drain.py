@@ -10,13 +10,13 @@ from typing import Callable, Optional
 import pytest
 
 from fakes import FakeDaemon, Host
-from mpsctl.acts import apply, drain, health, terminate
-from mpsctl.acts.drain import Drained
-from mpsctl.outside import pipe, procfs
-from mpsctl.proofs import status
-from mpsctl.proofs.status import Status
-from mpsctl.state import configuration, drains
-from mpsctl.values.instance import DRAIN_TIMEOUT_S
+from mpsctl.adapters import pipe, procfs
+from mpsctl.lifecycle import apply, drain, health, terminate
+from mpsctl.lifecycle.drain import Drained
+from mpsctl.model.instance import DRAIN_TIMEOUT_S
+from mpsctl.observe import status
+from mpsctl.observe.status import Status
+from mpsctl.store import configuration, drains
 
 SERVER = 9001
 UNIT = "mps-control@0.service"
@@ -350,7 +350,7 @@ def test_a_run_that_is_interrupted_closes_nothing_for_good_and_an_operator_does(
 
 def verb(host: Host, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     from mpsctl.cli import main
-    from mpsctl.state import world
+    from mpsctl.store import world
 
     monkeypatch.setattr(world, "World", lambda **_: host.world)
     return main.main(words)

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from fakes import Host
-from mpsctl.acts import health
+from mpsctl.lifecycle import health
 
 PROJECT = Path(__file__).resolve().parents[3]
 PROGRAM = PROJECT / "scripts" / "mpsctl"

@@ -10,20 +10,20 @@ from typing import Any, Callable, NamedTuple, Optional
 import pytest
 
 from fakes import FakeDaemon, Host, h200, uuid
+from mpsctl.adapters import hardware, procfs, selinux
+from mpsctl.causes import consult, containers, environment, log, memory, symptoms, units
+from mpsctl.causes.catalogue import CAUSES
+from mpsctl.causes.consult import Question
+from mpsctl.causes.diagnosis import Diagnosis, in_order
+from mpsctl.checks import checking, client_checks, host_checks, instance_checks
 from mpsctl.cli import doctor
-from mpsctl.outside import hardware, procfs, selinux
-from mpsctl.proofs import way_in
-from mpsctl.proofs.doctor import consult, containers, environment, log, memory, symptoms, units
-from mpsctl.proofs.doctor.catalogue import CAUSES
-from mpsctl.proofs.doctor.consult import Question
-from mpsctl.proofs.doctor.diagnosis import Diagnosis, in_order
-from mpsctl.proofs.verify import checking, client_checks, host_checks, instance_checks
-from mpsctl.state import configuration
-from mpsctl.values import client_variable, fit, instance, quantity
-from mpsctl.values.costs import Costs
-from mpsctl.values.errors import BadValue
-from mpsctl.values.fit import Card, Demand
-from mpsctl.values.instance import Instance
+from mpsctl.model import client_variable, fit, instance, quantity
+from mpsctl.model.costs import Costs
+from mpsctl.model.errors import BadValue
+from mpsctl.model.fit import Card, Demand
+from mpsctl.model.instance import Instance
+from mpsctl.observe import reachability
+from mpsctl.store import configuration
 
 TABLE = Path(__file__).parents[3] / "docs" / "field-reports.md"
 
@@ -351,14 +351,14 @@ def test_a_closed_directory_on_the_way(tmp_path: Path, mode: int) -> None:
     directory.chmod(0o777)
     (tmp_path / "nvidia").chmod(mode)
     tmp_path.chmod(0o755)
-    inside, nobody = Path("/nvidia/mps/pipe"), way_in.User(65_534)
-    closed = way_in.closed_directory(inside, nobody, tmp_path)
+    inside, nobody = Path("/nvidia/mps/pipe"), reachability.User(65_534)
+    closed = reachability.closed_directory(inside, nobody, tmp_path)
     assert closed is not None
     assert (closed.cause, closed.line.split(",")[0]) == ("pipe-directory-closed", "/nvidia")
     assert f"mode {mode:04o}" in closed.line
-    assert way_in.closed_directory(inside, way_in.User(0), tmp_path) is None
+    assert reachability.closed_directory(inside, reachability.User(0), tmp_path) is None
     (tmp_path / "nvidia").chmod(0o755)
-    assert way_in.closed_directory(inside, nobody, tmp_path) is None
+    assert reachability.closed_directory(inside, nobody, tmp_path) is None
 
 
 @report("B20")

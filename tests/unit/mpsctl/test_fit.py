@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import H200_MIB, Host, h200, split_by_mig
-from mpsctl.acts import reconcile
-from mpsctl.acts.reconcile import Request
-from mpsctl.state import measured
-from mpsctl.values import costs, fit
-from mpsctl.values.costs import Costs, Measurement
-from mpsctl.values.errors import BadValue
-from mpsctl.values.fit import CLIENTS, LIMIT, Card, Demand, judge
-from mpsctl.values.quantity import parse
-from mpsctl.values.shipped_costs import SHIPPED
+from mpsctl.converge import reconcile
+from mpsctl.converge.reconcile import Request
+from mpsctl.model import costs, fit
+from mpsctl.model.costs import Costs, Measurement
+from mpsctl.model.errors import BadValue
+from mpsctl.model.fit import CLIENTS, LIMIT, Card, Demand, judge
+from mpsctl.model.quantity import parse
+from mpsctl.model.shipped_costs import SHIPPED
+from mpsctl.store import measured
 
 H200 = Card("NVIDIA H200", H200_MIB, "580.159.04")
 T4 = Card("Tesla T4", 15_360, "580.159.04")

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import FakeDaemon, Host
-from mpsctl.outside import daemon as control
-from mpsctl.outside import procfs
-from mpsctl.outside.daemon import FrontEnd, NotServed, Server, Unreachable
+from mpsctl.adapters import control_daemon as control
+from mpsctl.adapters import procfs
+from mpsctl.adapters.control_daemon import FrontEnd, NotServed, Server, Unreachable
 
 COMMANDS = st.sampled_from(
     [

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fakes import h200, split_by_mig, uuid
-from mpsctl.values import gpu
-from mpsctl.values.errors import BadValue
+from mpsctl.model import gpu
+from mpsctl.model.errors import BadValue
 
 GPUS = [h200(0), h200(1), split_by_mig(2)]
 

@@ -8,12 +8,12 @@ from typing import Optional, Sequence
 import pytest
 
 from fakes import Clock, FakeDaemon, Host, uuid
-from mpsctl.acts import health
-from mpsctl.acts.health import BOUND_S, INSTANCE_BOUND_S, Health
-from mpsctl.outside import daemon as control
-from mpsctl.outside.daemon import NotServed
-from mpsctl.values.errors import BadValue
-from mpsctl.values.instance import parse_conf
+from mpsctl.adapters import control_daemon as control
+from mpsctl.adapters.control_daemon import NotServed
+from mpsctl.lifecycle import health
+from mpsctl.lifecycle.health import BOUND_S, INSTANCE_BOUND_S, Health
+from mpsctl.model.errors import BadValue
+from mpsctl.model.instance import parse_conf
 
 SERVER = 9001
 GRACE_S = 30

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsctl.values.errors import BadValue
-from mpsctl.values.instance import VARIABLES, Instance, check_gpus, from_values, parse_conf
+from mpsctl.model.errors import BadValue
+from mpsctl.model.instance import VARIABLES, Instance, check_gpus, from_values, parse_conf
 
 NEEDED = {"GPUs": "0", "PipeDirectory": "/run/nvidia-mps/0"}
 FULL = """\

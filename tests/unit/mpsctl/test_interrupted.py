@@ -12,12 +12,12 @@ from typing import Any, Callable, Optional, Sequence
 import pytest
 
 from fakes import Host
-from mpsctl.acts import reconcile, remove
-from mpsctl.acts.reconcile import FINGERPRINT, Answer, Request
-from mpsctl.outside import files, locks, procfs
-from mpsctl.proofs import status
-from mpsctl.state import configuration, former_modes, record
-from mpsctl.values.gpu import DEFAULT, EXCLUSIVE_PROCESS
+from mpsctl.adapters import files, locks, procfs
+from mpsctl.converge import reconcile, remove
+from mpsctl.converge.reconcile import FINGERPRINT, Answer, Request
+from mpsctl.model.gpu import DEFAULT, EXCLUSIVE_PROCESS
+from mpsctl.observe import status
+from mpsctl.store import configuration, record, saved_compute_modes
 
 DEAD_PID = 1 << 22
 """Above every process id that Linux gives."""
@@ -146,7 +146,7 @@ def test_a_gpu_that_no_instance_has_any_more_is_told_and_its_mode_brought_back(h
     run(host, WISHES["first"](host))
     run(host, request)
     # As a run leaves it that is cut off between the restart and the GPU that was freed by it.
-    former_modes.record(host.world, host.nvml.gpu(0))
+    saved_compute_modes.record(host.world, host.nvml.gpu(0))
     host.nvml.set_compute_mode(host.nvml.gpu(0), EXCLUSIVE_PROCESS)
     (line,) = status.left_behind(host.world, status.status_of_all(host.world, ["0", "1"]))
     assert str(host.nvml.gpu(0)) in line
@@ -200,7 +200,7 @@ def test_an_instance_that_is_being_reloaded_is_reloaded_again_and_not_taken_for_
 WRITER = """\
 import os, signal, sys
 from pathlib import Path
-from mpsctl.outside import files
+from mpsctl.adapters import files
 def stop(descriptor):
     if sys.argv[2] == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -268,7 +268,7 @@ def ours(host: Host) -> list[Path]:
         places.units / "mps-control@.service",
         places.program,
         places.measured,
-        former_modes.directory(host.world) / host.nvml.gpu(0).uuid,
+        saved_compute_modes.directory(host.world) / host.nvml.gpu(0).uuid,
         places.cache / "mpsctl-0-cpython-311.zip",
     ]
 

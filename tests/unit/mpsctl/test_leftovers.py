@@ -9,11 +9,11 @@ from typing import Optional
 import pytest
 
 from fakes import FakeDaemon, Host, uuid
-from mpsctl.outside import procfs
-from mpsctl.outside.systemd import Systemctl
-from mpsctl.proofs import leftovers
-from mpsctl.proofs.leftovers import Found
-from mpsctl.values import duration
+from mpsctl.adapters import procfs
+from mpsctl.adapters.systemd import Systemctl
+from mpsctl.model import duration
+from mpsctl.observe import leftovers
+from mpsctl.observe.leftovers import Found
 
 SERVER = 9001
 CONTAINER = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
@@ -164,7 +164,7 @@ def test_without_nvml_the_clients_are_listed_all_the_same(host: Host, daemon: Fa
 
 def verb(host: Host, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     from mpsctl.cli import main
-    from mpsctl.state import world
+    from mpsctl.store import world
 
     monkeypatch.setattr(world, "World", lambda **_: host.world)
     return main.main(["clients", *words])

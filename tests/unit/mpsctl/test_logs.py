@@ -7,7 +7,7 @@ from typing import Optional
 
 import pytest
 
-from mpsctl.outside import logs
+from mpsctl.adapters import daemon_log
 
 ONE_START = """\
 [2026-11-29 14:57:39.791 Control   418] NEW CLIENT 426 from user 0: Server is not ready, push client to pending list
@@ -23,8 +23,8 @@ LATER_CLIENT = "[2026-11-29 14:57:46.338 Server   428] Client {PID: 449, Context
 GIB = 1 << 30
 
 
-def read(text: str) -> logs.DaemonLog:
-    return logs.read(text.splitlines())
+def read(text: str) -> daemon_log.DaemonLog:
+    return daemon_log.read(text.splitlines())
 
 
 def test_the_servers_limit_is_known_to_the_byte() -> None:
@@ -106,7 +106,7 @@ def test_every_line_that_is_read_gets_through_the_journals_filter() -> None:
     ended = "[2026-11-29 14:57:50.000 Control   418] Server 428 exited with status 1\n"
     gone = "[2026-11-29 14:57:40.225 Server   428] Client process 426 disconnected\n"
     text = ONE_START + CHANGE + LATER_CLIENT + gone + queued + ended
-    kept = "\n".join(line for line in text.splitlines() if re.search(logs.WANTED, line))
+    kept = "\n".join(line for line in text.splitlines() if re.search(daemon_log.WANTED, line))
     assert read(kept) == read(text)
 
 
@@ -124,7 +124,7 @@ def test_every_line_that_is_read_gets_through_the_journals_filter() -> None:
     ],
 )
 def test_a_device_goes_by_its_ordinal_or_its_uuid(by_device: dict[str, int], limit: Optional[int]) -> None:
-    assert logs.of_device(by_device, 0, "GPU-aaaa-bbbb") == limit
+    assert daemon_log.of_device(by_device, 0, "GPU-aaaa-bbbb") == limit
 
 
 def test_lines_of_no_known_form_are_passed_over() -> None:

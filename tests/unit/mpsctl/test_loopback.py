@@ -20,17 +20,17 @@ from typing import Any, Callable, Optional
 import pytest
 
 from fakes import Host, Lent, h200, uuid
-from mpsctl.acts import loopback
-from mpsctl.acts.loopback import Request
+from mpsctl.adapters import child_process, files, rank
+from mpsctl.adapters.stop_request import Stop
 from mpsctl.cli import loopback as verb
 from mpsctl.cli import main as command_line
-from mpsctl.outside import files, rank, tether
-from mpsctl.outside.stop import Stop
-from mpsctl.values import loopback as values
-from mpsctl.values import nccl
-from mpsctl.values.errors import BadValue, NotReady
-from mpsctl.values.gpu import Load
-from mpsctl.values.loopback import ABSENT, CPU, FAILED, GLOO, MEASURED, MPS, NCCL, REFUSED, SLICED, Report
+from mpsctl.measuring import loopback
+from mpsctl.measuring import loopback_results as values
+from mpsctl.measuring.loopback import Request
+from mpsctl.measuring.loopback_results import ABSENT, CPU, FAILED, GLOO, MEASURED, MPS, NCCL, REFUSED, SLICED, Report
+from mpsctl.model import nccl
+from mpsctl.model.errors import BadValue, NotReady
+from mpsctl.model.gpu import Load
 
 FAKE = """#!{python} -IS
 import json, os, socket, sys
@@ -200,7 +200,7 @@ def test_ranks_come_as_the_user_and_group_that_the_instance_serves(
         with said.open("a") as file:
             file.write(f"{uid} {gid}\n")
 
-    monkeypatch.setattr(tether, "become", become)
+    monkeypatch.setattr(child_process, "become", become)
     host.wish(ServerUser="daemon", Group="nogroup")
     host.start()
     tried(host, ranks, gpu=None, instance="0")

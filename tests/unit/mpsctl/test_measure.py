@@ -17,12 +17,12 @@ import pytest
 
 import simulated_cuda
 from fakes import Host, h200, uuid
-from mpsctl.acts import measure as acts
-from mpsctl.outside import cuda
-from mpsctl.outside.cuda import CudaError, Seen, Trial
-from mpsctl.state import measured
-from mpsctl.state.world import World
-from mpsctl.values.errors import BadValue, NotInForce, NotReady
+from mpsctl.adapters import cuda
+from mpsctl.adapters.cuda import CudaError, Seen, Trial
+from mpsctl.measuring import measure as acts
+from mpsctl.model.errors import BadValue, NotInForce, NotReady
+from mpsctl.store import measured
+from mpsctl.store.world import World
 
 SERVER_PID, CLIENT_PID = 9001, 9100
 
@@ -239,7 +239,7 @@ def test_a_client_becomes_another_user_though_that_cannot_read_this_program(libr
         readable.chmod(0o755)
         simulated_cuda.build(readable)
         script = (
-            "import sys; sys.path.insert(0, sys.argv[1])\nfrom mpsctl.outside import cuda\n"
+            "import sys; sys.path.insert(0, sys.argv[1])\nfrom mpsctl.adapters import cuda\n"
             "trial = cuda.Trial(uid=65534, gid=2000, kernel=True)\n"
             "with cuda.client({'LD_LIBRARY_PATH': sys.argv[2]}, 10, trial) as seen:\n"
             "  print(seen.kernel_right)\n"
@@ -282,7 +282,7 @@ def test_the_one_file_has_the_client_too(library: Path, tmp_path: Path) -> None:
     build = Path(__file__).resolve().parents[3] / "scripts/build_mpsctl.py"
     subprocess.run([sys.executable, build, tmp_path / "mpsctl"], check=True, capture_output=True)
     script = (
-        "import sys; sys.path.insert(0, sys.argv[1])\nfrom mpsctl.outside import cuda\n"
+        "import sys; sys.path.insert(0, sys.argv[1])\nfrom mpsctl.adapters import cuda\n"
         "with cuda.client({'LD_LIBRARY_PATH': sys.argv[2]}) as seen: print(seen.free_mib)"
     )
     done = subprocess.run(

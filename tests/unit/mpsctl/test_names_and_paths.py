@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsctl.values.errors import BadValue
-from mpsctl.values.instance import (
+from mpsctl.model.errors import BadValue
+from mpsctl.model.instance import (
     DAEMON_DIRECTORY_MAX_BYTES,
     PRIVATE_NAME_BYTES,
     check_name,

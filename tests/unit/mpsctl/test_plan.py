@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import H200_MIB, Host, h200
-from mpsctl.proofs import plan as planning
-from mpsctl.values import plan as plans
-from mpsctl.values.costs import Costs
-from mpsctl.values.errors import BadValue
-from mpsctl.values.fit import Card
-from mpsctl.values.instance import check_expected_clients, check_thread_percentage
-from mpsctl.values.plan import Plan, Wish
-from mpsctl.values.quantity import parse
+from mpsctl.model import plan as plans
+from mpsctl.model.costs import Costs
+from mpsctl.model.errors import BadValue
+from mpsctl.model.fit import Card
+from mpsctl.model.instance import check_expected_clients, check_thread_percentage
+from mpsctl.model.plan import Plan, Wish
+from mpsctl.model.quantity import parse
+from mpsctl.observe import planning as planning
 
 H200 = Card("NVIDIA H200", H200_MIB, "580.159.04")
 T4 = Card("Tesla T4", 15_360, "550.163.01")

@@ -8,14 +8,14 @@ from typing import Optional
 import pytest
 
 from fakes import Host, h200, split_by_mig, uuid
-from mpsctl.acts import prepare
-from mpsctl.outside import hardware
-from mpsctl.state import former_modes, record
-from mpsctl.values.errors import BadValue, NotInForce, NotReady
+from mpsctl.adapters import hardware
+from mpsctl.lifecycle import prepare
+from mpsctl.model.errors import BadValue, NotInForce, NotReady
+from mpsctl.store import record, saved_compute_modes
 
 
 def former(host: Host, index: int = 0) -> object:
-    return former_modes.read(host.world, host.nvml.gpu(index))
+    return saved_compute_modes.read(host.world, host.nvml.gpu(index))
 
 
 # -- condition: looked at once, so only what cannot come late counts

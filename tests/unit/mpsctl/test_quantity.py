@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fakes import H200_MIB, limit_bytes
-from mpsctl.values import quantity
-from mpsctl.values.errors import BadValue
+from mpsctl.model import quantity
+from mpsctl.model.errors import BadValue
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from typing import Any, Optional
 import pytest
 
 from fakes import FakeDaemon, Host, h200, split_by_mig, uuid
-from mpsctl.acts import reconcile
-from mpsctl.acts.reconcile import Answer, Request
-from mpsctl.outside import hardware, procfs
-from mpsctl.state import drains
-from mpsctl.values.errors import BadValue
+from mpsctl.adapters import hardware, procfs
+from mpsctl.converge import reconcile
+from mpsctl.converge.reconcile import Answer, Request
+from mpsctl.model.errors import BadValue
+from mpsctl.store import drains
 
 MIB = 1 << 20
 UNIT_TEXT = "# Managed by mps-fleet\n[Service]\nExecStart=@NVIDIA_CUDA_MPS_CONTROL@ -f\n"

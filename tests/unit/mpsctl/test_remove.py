@@ -8,10 +8,10 @@ from typing import Optional
 import pytest
 
 from fakes import Host, h200
-from mpsctl.acts import reconcile, remove
-from mpsctl.acts.reconcile import FINGERPRINT, Answer
-from mpsctl.outside import hardware
-from mpsctl.values.gpu import DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED
+from mpsctl.adapters import hardware
+from mpsctl.converge import reconcile, remove
+from mpsctl.converge.reconcile import FINGERPRINT, Answer
+from mpsctl.model.gpu import DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED
 
 UNITS = ("mps-control@.service", "mps-health.service", "mps-health.timer")
 

@@ -18,16 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import Host, h200, uuid
-from mpsctl.acts import run as acts
-from mpsctl.acts.run import Request
-from mpsctl.outside import procfs
-from mpsctl.proofs import way_in
-from mpsctl.values import client_variable, run_environment
-from mpsctl.values.errors import BadValue
-from mpsctl.values.gpu import Device
-from mpsctl.values.instance import Instance
-from mpsctl.values.quantity import parse
-from mpsctl.values.run_environment import Lower
+from mpsctl.adapters import procfs
+from mpsctl.lifecycle import run as acts
+from mpsctl.lifecycle.run import Request
+from mpsctl.model import client_variable, run_environment
+from mpsctl.model.errors import BadValue
+from mpsctl.model.gpu import Device
+from mpsctl.model.instance import Instance
+from mpsctl.model.quantity import parse
+from mpsctl.model.run_environment import Lower
+from mpsctl.observe import reachability
 
 _REAL = {name: getattr(procfs, name) for name in ("alive", "started_at", "name", "command", "environment", "pids")}
 INSTANCE = Instance("0", ("0", "1"), "/run/nvidia-mps/0", limit=parse("4G"), thread_percentage=50.0)
@@ -358,7 +358,7 @@ def test_why_not_its_own_variables(live: Host) -> None:
 
 
 def test_why_not_a_directory_that_may_not_be_entered(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(way_in, "myself", lambda: way_in.User(31001))
+    monkeypatch.setattr(reachability, "myself", lambda: reachability.User(31001))
     (live.pipe_root / "0").chmod(0o700)
     _, found = report(live, *opened_cuda(live))
     assert "on the way to the pipe directory, may not be entered by user 31001 (mode 0700" in str(found["why_not"])

@@ -7,9 +7,9 @@ from typing import Optional
 import pytest
 
 from fakes import FakeDaemon, Host, h200, uuid
-from mpsctl.outside import procfs
-from mpsctl.proofs import client_environment, gpus, status
-from mpsctl.proofs.status import Status
+from mpsctl.adapters import procfs
+from mpsctl.observe import client_environment, gpus, status
+from mpsctl.observe.status import Status
 
 MIB = 1 << 20
 

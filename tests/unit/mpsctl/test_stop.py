@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fakes import Host, h200
-from mpsctl.acts import prepare, stop
-from mpsctl.state import former_modes, record
+from mpsctl.lifecycle import prepare, stop
+from mpsctl.store import record, saved_compute_modes
 
 UNIT = "mps-control@0.service"
 
@@ -194,5 +194,5 @@ def test_stop_and_start_again_records_the_same_former_mode(host: Host) -> None:
     started(host)
     host.stop()
     host.start()
-    assert former_modes.read(host.world, host.nvml.gpu(0)) == "default"
+    assert saved_compute_modes.read(host.world, host.nvml.gpu(0)) == "default"
     assert host.nvml.gpu(0).compute_mode == "exclusive_process"

@@ -12,11 +12,11 @@ from typing import Optional
 import pytest
 
 from fakes import FakeDaemon, Host
-from mpsctl.acts import terminate
-from mpsctl.acts.terminate import Ended
-from mpsctl.outside import procfs
-from mpsctl.proofs import leftovers
-from mpsctl.proofs.leftovers import Connected
+from mpsctl.adapters import procfs
+from mpsctl.lifecycle import terminate
+from mpsctl.lifecycle.terminate import Ended
+from mpsctl.observe import leftovers
+from mpsctl.observe.leftovers import Connected
 
 SERVER = 9001
 TERM, KILL = signal.SIGTERM, signal.SIGKILL
@@ -213,7 +213,7 @@ class Terminal:
 
 def verb(host: Host, monkeypatch: pytest.MonkeyPatch, *words: str, answer: Optional[str] = None) -> int:
     from mpsctl.cli import main
-    from mpsctl.state import world
+    from mpsctl.store import world
 
     monkeypatch.setattr(world, "World", lambda **_: host.world)
     monkeypatch.setattr(sys, "stdin", Terminal(answer))

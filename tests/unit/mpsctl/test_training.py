@@ -7,12 +7,12 @@ from typing import Mapping, Optional, Sequence
 import pytest
 
 from fakes import H200_MIB, Host
-from mpsctl.outside import procfs
-from mpsctl.proofs import training
-from mpsctl.proofs.clients import Client
-from mpsctl.values.check import Check
-from mpsctl.values.errors import BadValue
-from mpsctl.values.instance import parse_conf
+from mpsctl.adapters import procfs
+from mpsctl.checks import training
+from mpsctl.model.errors import BadValue
+from mpsctl.model.finding import Check
+from mpsctl.model.instance import parse_conf
+from mpsctl.observe.clients import Client
 
 TORCHRUN = {"RANK": "{rank}", "WORLD_SIZE": "2", "LOCAL_RANK": "{rank}", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "{rank}", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "prterun-7"}

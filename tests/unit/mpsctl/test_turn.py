@@ -12,10 +12,11 @@ from typing import Callable
 import pytest
 
 from fakes import Host
-from mpsctl.acts import health, reconcile, remove, turn
-from mpsctl.acts.reconcile import Answer, Request
-from mpsctl.outside import locks
-from mpsctl.outside.systemd import Systemctl
+from mpsctl.adapters import locks
+from mpsctl.adapters.systemd import Systemctl
+from mpsctl.converge import host_lock, reconcile, remove
+from mpsctl.converge.reconcile import Answer, Request
+from mpsctl.lifecycle import health
 
 NOW_S = 0.0
 """A deadline that has passed: whoever finds a lock taken does not wait."""
@@ -66,7 +67,7 @@ def test_a_run_beside_another_changes_nothing_and_names_its_process(deployed: Ho
 @pytest.mark.parametrize("run", RUNS)
 def test_a_run_goes_on_when_the_other_has_ended(deployed: Host, run: Run) -> None:
     lock = take(deployed)
-    deployed.clock.when(turn.BOUND_S / 2, lambda: os.close(lock))
+    deployed.clock.when(host_lock.BOUND_S / 2, lambda: os.close(lock))
     answer = run(deployed, False)
     assert answer.changed
     assert answer.error is None
@@ -83,7 +84,7 @@ def test_a_look_shows_the_host_as_the_other_run_left_it(deployed: Host, run: Run
         deployed.places.conf("1").write_text(deployed.conf("1"))
         os.close(lock)
 
-    deployed.clock.when(turn.BOUND_S / 2, end)
+    deployed.clock.when(host_lock.BOUND_S / 2, end)
     assert run(deployed, True).actions != told
 
 
@@ -131,8 +132,8 @@ def test_only_root_can_have_it(host: Host) -> None:
 HOLDER = """\
 import os, subprocess, sys
 from pathlib import Path
-from mpsctl.outside import locks
-from mpsctl.outside.systemd import Systemctl
+from mpsctl.adapters import locks
+from mpsctl.adapters.systemd import Systemctl
 lock = locks.take(Path(sys.argv[1]), 0)
 os.set_inheritable(lock, True)
 child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, close_fds=False)
@@ -190,7 +191,7 @@ def test_what_a_killed_run_started_is_named(host: Host, monkeypatch: pytest.Monk
     lock = take(host)
     os.write(lock, b"4711\n")
     child = host.process("systemctl", "systemctl start mps-control@0.service")
-    monkeypatch.setattr("mpsctl.outside.procfs.has_open", lambda pid, path: pid == child)
+    monkeypatch.setattr("mpsctl.adapters.procfs.has_open", lambda pid, path: pid == child)
     error = converge(host, False).error
     assert error is not None
     assert f"pid 4711 was cut off, and what it started is at work: pid {child} (systemctl start" in error
@@ -206,7 +207,7 @@ def test_a_systemctl_that_acts_has_the_turn_as_well(
     script.write_text(f"#!/bin/sh\nreadlink /proc/$$/fd/* >{tmp_path}/open || :\n")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with turn.taken(host.world):
+    with host_lock.taken(host.world):
         if act:
             assert Systemctl().act("start", ["mps-control@0.service"]) is None
         else:

@@ -12,15 +12,15 @@ from typing import Callable, Optional, Sequence
 import pytest
 
 from fakes import H200_MIB, RESERVED_MIB, FakeDaemon, Host, h200, uuid
-from mpsctl.acts import apply
+from mpsctl.adapters import control_daemon as control
+from mpsctl.adapters import hardware, procfs
+from mpsctl.checks import verify as proofs
+from mpsctl.checks.verify import InstanceLook, Report, checking, client_checks, host_checks, instance_checks, look
 from mpsctl.cli import verify as cli
-from mpsctl.outside import daemon as control
-from mpsctl.outside import hardware, procfs
-from mpsctl.proofs import verify as proofs
-from mpsctl.proofs.verify import InstanceLook, Report, checking, client_checks, host_checks, instance_checks, look
-from mpsctl.values.check import CANNOT_TELL, FAIL, PASS, WARN, Check
-from mpsctl.values.errors import NotReady
-from mpsctl.values.gpu import Load
+from mpsctl.lifecycle import apply
+from mpsctl.model.errors import NotReady
+from mpsctl.model.finding import CANNOT_TELL, FAIL, PASS, WARN, Check
+from mpsctl.model.gpu import Load
 
 UNIT = "mps-control@0.service"
 SERVER = 9001

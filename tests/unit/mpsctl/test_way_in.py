@@ -7,9 +7,9 @@ from typing import Optional
 
 import pytest
 
-from mpsctl.proofs import way_in
-from mpsctl.proofs.way_in import User
-from mpsctl.values import mps_variables
+from mpsctl.model import mps_variables
+from mpsctl.observe import reachability
+from mpsctl.observe.reachability import User
 
 PUBLIC = Path("/run/nvidia-mps/0")
 DEVICES = ["GPU-aaaa1111", "GPU-bbbb2222"]
@@ -31,7 +31,7 @@ def test_who_may_enter(root: Path, mode: int, user: User, enters: bool) -> None:
     closed = root / "a"
     (closed / "b").mkdir(parents=True)
     closed.chmod(mode)
-    found = way_in.closed_directory(closed / "b", user, top=root)
+    found = reachability.closed_directory(closed / "b", user, top=root)
     assert (found is None) == enters
     if found:
         assert found.line.startswith(f"{closed}, on the way")
@@ -58,17 +58,17 @@ def test_the_first_closed_one_is_named_and_the_way_begins_where_it_is_told(root:
     inner.mkdir(parents=True)
     for directory in (outer, inner):
         directory.chmod(0o700)
-    assert str(way_in.closed_directory(inner, User(None), top=root)).startswith(f"{outer},")
-    assert str(way_in.closed_directory(inner, User(None), top=inner)).startswith(f"{inner},")
+    assert str(reachability.closed_directory(inner, User(None), top=root)).startswith(f"{outer},")
+    assert str(reachability.closed_directory(inner, User(None), top=inner)).startswith(f"{inner},")
 
 
 def test_what_a_process_sees_lies_below_its_own_root(root: Path) -> None:
     (root / "run").mkdir()
-    assert way_in.absent(Path("/run/x"), root)
+    assert reachability.absent(Path("/run/x"), root)
     (root / "run/x").mkdir()
-    assert not way_in.absent(Path("/run/x"), root)
+    assert not reachability.absent(Path("/run/x"), root)
     (root / "run").chmod(0o700)
-    assert "/run, on the way" in str(way_in.closed_directory(Path("/run/x"), User(31001), root))
+    assert "/run, on the way" in str(reachability.closed_directory(Path("/run/x"), User(31001), root))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_what_a_process_sees_lies_below_its_own_root(root: Path) -> None:
     ],
 )
 def test_variables_that_lead_elsewhere(environment: dict[str, str], wrong: Optional[str]) -> None:
-    found = way_in.wrong_variables(environment, PUBLIC, DEVICES)
+    found = reachability.wrong_variables(environment, PUBLIC, DEVICES)
     assert found is None if wrong is None else wrong in str(found)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fakes import Host, h200, split_by_mig, uuid
-from mpsctl.acts import apply, prepare, reconcile, stop
-from mpsctl.proofs import status
-from mpsctl.values.errors import BadValue, NotReady
+from mpsctl.converge import reconcile
+from mpsctl.lifecycle import apply, prepare, stop
+from mpsctl.model.errors import BadValue, NotReady
+from mpsctl.observe import status
 
 MIB = 1 << 20
 PROHIBITED = {"ComputeMode": "exclusive_process", "WhenDown": "prohibited", "ServerUser": "1000"}
@@ -222,7 +223,7 @@ def test_a_daemon_that_cannot_serve_several_users_is_not_started_that_way(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """535 and 550 take the flag for a command of the front-end and end."""
-    monkeypatch.setattr("mpsctl.outside.hardware.multi_user_flag", lambda: None)
+    monkeypatch.setattr("mpsctl.adapters.hardware.multi_user_flag", lambda: None)
     host.wish(MultiUser="yes")
     with pytest.raises(BadValue) as refused:
         prepare.prepare(host.world, "0")

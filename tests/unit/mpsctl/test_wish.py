@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import H200_MIB, FakeDaemon, h200, split_by_mig, uuid
-from mpsctl.state.record import InForce
-from mpsctl.state.wish import Wish, memory_of, steps
-from mpsctl.values import quantity
-from mpsctl.values.errors import NotReady
-from mpsctl.values.instance import Instance
+from mpsctl.model import quantity
+from mpsctl.model.errors import NotReady
+from mpsctl.model.instance import Instance
+from mpsctl.store.desired import Wish, memory_of, steps
+from mpsctl.store.record import InForce
 
 
 def known(*limits_mib: Optional[int]) -> InForce:

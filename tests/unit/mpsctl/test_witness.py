@@ -10,13 +10,13 @@ from typing import Any, Iterator, Mapping, Optional, Sequence
 import pytest
 
 from fakes import FakeDaemon, Host, uuid
-from mpsctl.outside import daemon as control
-from mpsctl.outside.cuda import CudaError, NoLibrary, Seen, TooLate, Trial
-from mpsctl.proofs import witness
-from mpsctl.state import configuration
-from mpsctl.values.check import CANNOT_TELL, FAIL, PASS, WARN, Check
-from mpsctl.values.errors import MpsctlError
-from mpsctl.values.gpu import Load
+from mpsctl.adapters import control_daemon as control
+from mpsctl.adapters.cuda import CudaError, NoLibrary, Seen, TooLate, Trial
+from mpsctl.checks import probe_client
+from mpsctl.model.errors import MpsctlError
+from mpsctl.model.finding import CANNOT_TELL, FAIL, PASS, WARN, Check
+from mpsctl.model.gpu import Load
+from mpsctl.store import configuration
 
 ROOT, NOBODY, SERVER = 0, 65_534, 9001
 
@@ -61,7 +61,7 @@ def serve(host: Host, daemon: FakeDaemon, uid: int, clients: Sequence[int] = ())
 
 def look(host: Host, client: FakeClient, allocate: bool = True) -> list[Check]:
     world = replace(host.world, cuda=client.client)
-    return witness.look(world, configuration.load(world, "0"), allocate)
+    return probe_client.look(world, configuration.load(world, "0"), allocate)
 
 
 def levels(checks: Sequence[Check]) -> dict[str, str]:
@@ -73,7 +73,14 @@ def test_all_is_well(host: Host) -> None:
     client = FakeClient()
     checks = look(host, client)
     assert levels(checks) == dict.fromkeys(
-        (witness.CONNECTS, witness.LIMIT, witness.MULTIPROCESSORS, witness.ALLOCATION, witness.KERNEL), PASS
+        (
+            probe_client.CONNECTS,
+            probe_client.LIMIT,
+            probe_client.MULTIPROCESSORS,
+            probe_client.ALLOCATION,
+            probe_client.KERNEL,
+        ),
+        PASS,
     )
     assert client.trials == [Trial(0, None, (4160, 32), True)]
     assert client.environments == [{"CUDA_MPS_PIPE_DIRECTORY": f"{host.pipe_root}/0", "CUDA_VISIBLE_DEVICES": uuid(0)}]
@@ -82,7 +89,7 @@ def test_all_is_well(host: Host) -> None:
 def test_nothing_is_allocated_unasked(host: Host) -> None:
     serve(host, start(host), ROOT)
     client = FakeClient()
-    assert witness.ALLOCATION not in levels(look(host, client, allocate=False))
+    assert probe_client.ALLOCATION not in levels(look(host, client, allocate=False))
     assert client.trials == [Trial()]
 
 
@@ -146,7 +153,7 @@ def test_a_full_gpu_is_not_disturbed(host: Host, lacks: str) -> None:
     elif lacks == "gate":
         host.stop()
     client = FakeClient()
-    assert levels(look(host, client)) == {witness.CONNECTS: CANNOT_TELL}
+    assert levels(look(host, client)) == {probe_client.CONNECTS: CANNOT_TELL}
     assert client.trials == []
 
 
@@ -156,32 +163,32 @@ def test_a_refusal_on_a_card_that_is_nearly_full_proves_nothing(host: Host) -> N
     client = FakeClient()
     checks = look(host, client)
     assert client.trials[0].allocate_mib == (32,)
-    assert levels(checks)[witness.ALLOCATION] == CANNOT_TELL
-    assert levels(checks)[witness.CONNECTS] == PASS
+    assert levels(checks)[probe_client.ALLOCATION] == CANNOT_TELL
+    assert levels(checks)[probe_client.CONNECTS] == PASS
 
 
 @pytest.mark.parametrize(
     ("client", "name", "level"),
     [
-        (FakeClient(seen=Seen(1, False, 142_000, 143_155, 132, 0.2)), witness.CONNECTS, FAIL),
-        (FakeClient(seen=Seen(1, None, 3582, 143_155, 132, 0.2)), witness.CONNECTS, CANNOT_TELL),
-        (FakeClient(seen=Seen(1, True, 142_000, 143_155, 132, 0.2)), witness.LIMIT, FAIL),
-        (FakeClient(seen=Seen(1, True, 2048 - 514, 143_155, 132, 0.2)), witness.LIMIT, WARN),
-        (FakeClient(seen=Seen(1, True, 3582, 143_155, 66, 0.2)), witness.MULTIPROCESSORS, FAIL),
-        (FakeClient(seen=Seen(1, True, 3582, 143_155, 106, 0.2)), witness.MULTIPROCESSORS, PASS),
-        (FakeClient(allocated={4160: 0, 32: 0}), witness.ALLOCATION, FAIL),
-        (FakeClient(allocated={4160: 2, 32: 2}), witness.ALLOCATION, FAIL),
-        (FakeClient(allocated={4160: 1, 32: 0}), witness.ALLOCATION, WARN),
-        (FakeClient(kernel=False), witness.KERNEL, FAIL),
-        (FakeClient(kernel=None), witness.KERNEL, CANNOT_TELL),
+        (FakeClient(seen=Seen(1, False, 142_000, 143_155, 132, 0.2)), probe_client.CONNECTS, FAIL),
+        (FakeClient(seen=Seen(1, None, 3582, 143_155, 132, 0.2)), probe_client.CONNECTS, CANNOT_TELL),
+        (FakeClient(seen=Seen(1, True, 142_000, 143_155, 132, 0.2)), probe_client.LIMIT, FAIL),
+        (FakeClient(seen=Seen(1, True, 2048 - 514, 143_155, 132, 0.2)), probe_client.LIMIT, WARN),
+        (FakeClient(seen=Seen(1, True, 3582, 143_155, 66, 0.2)), probe_client.MULTIPROCESSORS, FAIL),
+        (FakeClient(seen=Seen(1, True, 3582, 143_155, 106, 0.2)), probe_client.MULTIPROCESSORS, PASS),
+        (FakeClient(allocated={4160: 0, 32: 0}), probe_client.ALLOCATION, FAIL),
+        (FakeClient(allocated={4160: 2, 32: 2}), probe_client.ALLOCATION, FAIL),
+        (FakeClient(allocated={4160: 1, 32: 0}), probe_client.ALLOCATION, WARN),
+        (FakeClient(kernel=False), probe_client.KERNEL, FAIL),
+        (FakeClient(kernel=None), probe_client.KERNEL, CANNOT_TELL),
         (
             FakeClient(fails=CudaError("cuCtxCreate_v2", 805, "CUDA_ERROR_MPS_CONNECTION_FAILED")),
-            witness.CONNECTS,
+            probe_client.CONNECTS,
             FAIL,
         ),
-        (FakeClient(fails=CudaError("cuCtxCreate_v2", 808, "TOO_MANY")), witness.CONNECTS, CANNOT_TELL),
-        (FakeClient(fails=TooLate("not up")), witness.CONNECTS, FAIL),
-        (FakeClient(fails=NoLibrary("libcuda.so.1")), witness.CONNECTS, CANNOT_TELL),
+        (FakeClient(fails=CudaError("cuCtxCreate_v2", 808, "TOO_MANY")), probe_client.CONNECTS, CANNOT_TELL),
+        (FakeClient(fails=TooLate("not up")), probe_client.CONNECTS, FAIL),
+        (FakeClient(fails=NoLibrary("libcuda.so.1")), probe_client.CONNECTS, CANNOT_TELL),
     ],
 )
 def test_what_is_concluded(host: Host, client: FakeClient, name: str, level: str) -> None:
@@ -192,7 +199,7 @@ def test_what_is_concluded(host: Host, client: FakeClient, name: str, level: str
 def test_what_a_client_outside_mps_sees_is_not_held_against_the_limit(host: Host) -> None:
     serve(host, start(host), ROOT)
     checks = look(host, FakeClient(seen=Seen(1, False, 142_000, 143_155, 132, 0.2)))
-    assert levels(checks) == {witness.CONNECTS: FAIL}
+    assert levels(checks) == {probe_client.CONNECTS: FAIL}
 
 
 def test_every_device_of_an_instance_is_looked_at(host: Host) -> None:
@@ -214,7 +221,7 @@ def test_all_witnesses_together_are_bounded_in_time(host: Host) -> None:
         with client.client(environment, timeout_s, trial) as seen:
             yield seen
 
-    checks = witness.look(replace(world, cuda=slow), configuration.load(world, "0"), timeout_s=20)
+    checks = probe_client.look(replace(world, cuda=slow), configuration.load(world, "0"), timeout_s=20)
     assert [check.level for check in checks] == [FAIL, CANNOT_TELL]
     assert len(client.trials) == 1
 

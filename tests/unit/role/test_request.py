@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mps_role import held_back, request, variables
-from mpsctl.acts.reconcile import Request
-from mpsctl.values.instance import parse_conf
+from mpsctl.converge.reconcile import Request
+from mpsctl.model.instance import parse_conf
 
 PLACES = {
     "_mps_program": "/usr/local/bin/mpsctl",

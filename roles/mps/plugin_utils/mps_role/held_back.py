@@ -6,7 +6,7 @@ from typing import Any, Mapping
 
 from . import project  # noqa: F401 (it makes mpsctl importable)
 
-from mpsctl.values import duration  # isort: skip
+from mpsctl.model import duration  # isort: skip
 
 
 def line(pending: Mapping[str, Any], policy: str, timeout_s: Any, check: bool) -> str:

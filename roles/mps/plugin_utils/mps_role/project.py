@@ -1,4 +1,4 @@
-"""The project around the role: its brain (mpsctl.values), which is asked and not repeated, and its builder."""
+"""The project around the role: its brain (mpsctl.model), which is asked and not repeated, and its builder."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import jinja2
 
 from . import project
 
-from mpsctl.values.check import CANNOT_TELL, FAIL, PASS, worst  # isort: skip
+from mpsctl.model.finding import CANNOT_TELL, FAIL, PASS, worst  # isort: skip
 
 FORMAT = 1
 _HOST = "the host"

@@ -1,6 +1,6 @@
 """The role's variables of one host: which there are, and what is wrong with them.
 
-Names and types stand in meta/argument_specs.yml; what a value may be is known to mpsctl.values.
+Names and types stand in meta/argument_specs.yml; what a value may be is known to mpsctl.model.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import yaml
 
 from . import project  # first: it makes mpsctl importable
 
-from mpsctl.values import fit  # isort: skip
-from mpsctl.values import instance as instances  # isort: skip
-from mpsctl.values import quantity  # isort: skip
-from mpsctl.values.errors import BadValue  # isort: skip
+from mpsctl.model import fit  # isort: skip
+from mpsctl.model import instance as instances  # isort: skip
+from mpsctl.model import quantity  # isort: skip
+from mpsctl.model.errors import BadValue  # isort: skip
 
 PREFIX = "mps_"
 

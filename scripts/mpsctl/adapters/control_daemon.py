@@ -1,0 +1,212 @@
+"""The control daemon, spoken to through NVIDIA's own front-end on its standard input.
+
+What the code below steps around (control daemons 535, 550, 555; driver 580 on an H200):
+
+* The front-end ends with 0 whenever it reached the daemon, whatever became of the command; errors stand
+  on its standard output.
+* The daemon serves one front-end at a time. Another one is told ``Cannot send command to MPS control
+  daemon process``, or ends with 0 and says nothing. An empty answer therefore proves nothing: every
+  command is followed by a getter that always answers, and without its answer the session was not served.
+* A daemon stopped by a signal accepts connections and never answers: everything has a deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Iterator, Optional, Protocol, Sequence
+
+from mpsctl.adapters import hardware, locks, procfs
+from mpsctl.model.errors import NotReady
+
+_SENTINEL = "get_default_active_thread_percentage"
+_SENTINEL_ANSWER = re.compile(r"\d+\.\d+")
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
+
+
+class NotServed(NotReady):
+    """The daemon is there but did not answer within the deadline."""
+
+
+class Unreachable(NotReady):
+    """Nothing listens on the pipe directory."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server of the daemon: its process id and, where the daemon tells it (550 on), its state."""
+
+    pid: int
+    state: Optional[str]
+
+
+class Daemon(Protocol):
+    """One control daemon."""
+
+    def ask(self, commands: Sequence[str], deadline_s: float = 10) -> list[list[str]]:
+        """Send commands in one session; the lines that each printed.
+
+        :raises Unreachable: if nothing listens.
+        :raises NotServed: if it did not answer within ``deadline_s`` seconds.
+        """
+
+
+class Bounded:
+    """A daemon whose answers, all together, may take until ``end_s`` on the clock ``now_s``.
+
+    It is not asked at all while its process ``pid``, where that is known, is stopped.
+    """
+
+    def __init__(self, daemon: Daemon, now_s: Callable[[], float], end_s: float, pid: int = 0) -> None:
+        self._daemon, self._now_s, self._end_s, self._pid = daemon, now_s, end_s, pid
+
+    def ask(self, commands: Sequence[str], deadline_s: float = 10) -> list[list[str]]:
+        if procfs.stopped(self._pid):
+            raise NotServed(f"the control daemon {self._pid} is stopped (state T)")
+        left_s = self._end_s - self._now_s()
+        if left_s <= 0:
+            raise NotServed("the control daemon did not answer in time for this look; nothing was restarted")
+        return self._daemon.ask(commands, min(deadline_s, round(left_s, 1) or 0.1))
+
+
+class FrontEnd:
+    """The real one, on ``pipe_directory``.
+
+    ``lock`` is a file that our own calls hold in turn, so that they never collide with each other;
+    ``binary`` is the front-end, by default the one that the host has.
+    """
+
+    def __init__(self, pipe_directory: Path, lock: Optional[Path] = None, binary: Optional[Path] = None) -> None:
+        self._pipe_directory = pipe_directory
+        self._lock = lock
+        self._binary = binary
+
+    def ask(self, commands: Sequence[str], deadline_s: float = 10) -> list[list[str]]:
+        end = time.monotonic() + deadline_s
+        with self._turn(end):
+            pause_s = _FIRST_PAUSE_S
+            while True:
+                answers, problem = self._session(commands, max(0.1, end - time.monotonic()))
+                if answers is not None:
+                    return answers
+                if time.monotonic() + pause_s >= end:
+                    raise NotServed(
+                        f"the control daemon on {self._pipe_directory} did not answer within {deadline_s:g} s"
+                        f" ({problem}); {self._holders()}"
+                    )
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _session(self, commands: Sequence[str], timeout_s: float) -> tuple[Optional[list[list[str]]], str]:
+        """The answers, or None with the reason why the session was not served."""
+        binary = self._binary or hardware.binary(hardware.CONTROL_DAEMON)
+        if binary is None:
+            raise NotReady(f"{hardware.CONTROL_DAEMON} is not on this host; install the MPS package of its driver")
+        script = "".join(f"{command}\n{_SENTINEL}\n" for command in commands)
+        try:
+            done = subprocess.run(
+                [str(binary)],
+                input=script,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout_s,
+                check=False,
+                env={"PATH": ":".join(hardware.SEARCH_PATH), "CUDA_MPS_PIPE_DIRECTORY": str(self._pipe_directory)},
+            )
+        except subprocess.TimeoutExpired:
+            return None, "it accepted the connection and said nothing"
+        stderr = " ".join(done.stderr.split())
+        if "Cannot find MPS control daemon" in done.stderr + done.stdout:
+            raise Unreachable(f"no control daemon listens on {self._pipe_directory} ({stderr or done.stdout.strip()})")
+        answers = _split(done.stdout.splitlines(), commands)
+        return answers, stderr or "its answer was empty or cut short: another session was open"
+
+    @contextmanager
+    def _turn(self, end: float) -> Iterator[None]:
+        """Wait for the other calls of this program on the same instance."""
+        if self._lock is None or os.geteuid() != 0:
+            yield  # other users may ask as well, but may not make us wait
+            return
+        try:
+            descriptor = locks.take(self._lock, end)
+        except locks.Taken:
+            raise NotServed(
+                f"another mpsctl holds the control daemon on {self._pipe_directory}; {self._holders()}"
+            ) from None
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _holders(self) -> str:
+        """Who may be holding the session: other front-ends that run."""
+        held = [
+            f"pid {pid} (user {procfs.uid(pid)}, parent {procfs.command(procfs.parent(pid)) or 'gone'})"
+            for pid in processes(front_ends=True)
+        ]
+        if held:
+            return f"it may be held by {', '.join(sorted(held))}: end that session"
+        return "no other front-end is open: the daemon may be stopped; see its state with `systemctl status`"
+
+
+def processes(front_ends: bool) -> Iterator[int]:
+    """The control daemons of this host, or the front-ends that are open: a front-end has no arguments."""
+    for pid in procfs.pids():
+        is_one = hardware.mps_program(pid) == hardware.CONTROL_DAEMON
+        if is_one and (len(procfs.command(pid).split()) < 2) == front_ends:
+            yield pid
+
+
+def _split(lines: Sequence[str], commands: Sequence[str]) -> Optional[list[list[str]]]:
+    """The lines of each command: whatever stands before the answer of the getter that follows it.
+
+    The percentage's own getters and setters print such a number themselves, as their first line (an
+    error takes its place). None where an answer is missing or lines are left over: not served in full.
+    """
+    rest = [line.strip() for line in lines if line.strip()]
+    answers: list[list[str]] = []
+    for command in commands:
+        own: list[str] = []
+        if "active_thread_percentage" in command and rest and _SENTINEL_ANSWER.fullmatch(rest[0]):
+            own.append(rest.pop(0))
+        while rest and not _SENTINEL_ANSWER.fullmatch(rest[0]):
+            own.append(rest.pop(0))
+        if not rest:
+            return None
+        rest.pop(0)
+        answers.append(own)
+    return None if rest else answers
+
+
+SERVER_LIST = "get_server_list"
+
+
+def servers(daemon: Daemon, listed: Optional[Sequence[str]] = None) -> list[Server]:
+    """The daemon's servers. May list one that is about to die: starting is asynchronous.
+
+    ``listed`` is the answer to SERVER_LIST where the caller has it already.
+    """
+    lines = daemon.ask([SERVER_LIST])[0] if listed is None else listed
+    pids = [int(word) for line in lines for word in line.split() if word.isdigit()]
+    if not pids:
+        return []
+    found = []
+    for pid, answer in zip(pids, daemon.ask([f"get_server_status {pid}" for pid in pids])):
+        text = " ".join(answer)
+        if "not found" in text:
+            continue
+        # 535 does not know the command.
+        found.append(Server(pid, None if text.startswith("Unknown command") else text or None))
+    return found
+
+
+def clients(daemon: Daemon, server: int) -> list[int]:
+    """The client process ids of one server, as the daemon's own pid namespace numbers them."""
+    lines = daemon.ask([f"get_client_list {server}"])[0]
+    return [int(word) for line in lines for word in line.split() if word.isdigit() and "not found" not in line]

@@ -1,0 +1,89 @@
+"""Locks of our own: flock on a file of root's. The kernel drops one with the last process that has it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import Callable
+
+from mpsctl.adapters import files
+
+_PAUSE_S = 0.02
+"""Between two looks: most turns take a few milliseconds, and who looks seldom is overtaken."""
+
+
+class Taken(Exception):
+    """Somebody else has the lock, and kept it until the deadline."""
+
+
+def take(
+    path: Path,
+    end_s: float,
+    now_s: Callable[[], float] = time.monotonic,
+    sleep_s: Callable[[float], None] = time.sleep,
+) -> int:
+    """Take the lock, making the file; the open file, which is the lock: to close it gives it back.
+
+    The file may be removed by who has the lock: a lock on a file that is no longer the one of that name is none.
+
+    :raises Taken: if it is not free by ``end_s`` on the clock ``now_s``.
+    """
+    while True:
+        files.make_directory(path.parent)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            continue  # the directory was removed between the two
+        try:
+            _wait(descriptor, fcntl.LOCK_EX, end_s, now_s, sleep_s)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if _is_still(path, descriptor):
+            return descriptor
+        os.close(descriptor)
+
+
+def wait_until_free(
+    path: Path,
+    end_s: float,
+    now_s: Callable[[], float] = time.monotonic,
+    sleep_s: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until nobody has the lock, without taking it or making its file.
+
+    :raises Taken: if it is not free by ``end_s`` on the clock ``now_s``.
+    """
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        try:
+            _wait(descriptor, fcntl.LOCK_SH, end_s, now_s, sleep_s)
+            if _is_still(path, descriptor):
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _wait(
+    descriptor: int, kind: int, end_s: float, now_s: Callable[[], float], sleep_s: Callable[[float], None]
+) -> None:
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if now_s() + _PAUSE_S >= end_s:
+                raise Taken from None
+        sleep_s(_PAUSE_S)
+
+
+def _is_still(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,108 @@
+"""Who else on this host may manage MPS: units, Slurm, Kubernetes. Found by what they are told to run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Iterator
+
+from mpsctl.adapters import hardware, procfs
+
+_UNIT_DIRECTORIES = (
+    "etc/systemd/system",
+    "run/systemd/system",
+    "usr/local/lib/systemd/system",
+    "usr/lib/systemd/system",
+)
+_OURS = re.compile(r"mps-(?:control@.*|health)\.(?:service|timer)")
+_SLURM = ("etc/slurm", "etc/slurm-llnl")
+_MODE = re.compile(r"nvidia-smi\b.*(?:\s-c\b|compute)", re.IGNORECASE)
+_SCRIPT = re.compile(
+    r"^\s*(?:Prolog|Epilog|PrologSlurmctld|EpilogSlurmctld|TaskProlog|TaskEpilog)\s*=\s*(\S+)", re.I | re.M
+)
+_GRES = re.compile(r"^\s*(?:NodeName=\S+\s+)?Name=mps\b|^\s*GresTypes\s*=.*\bmps\b", re.IGNORECASE | re.MULTILINE)
+_DEVICE_PLUGIN = "mps-control-daemon"
+_LARGEST_BYTES = 1 << 20
+
+
+def units(root: Path = Path("/")) -> dict[str, Path]:
+    """The units, by name, whose files speak of NVIDIA's control daemon and are not this project's."""
+    found: dict[str, Path] = {}
+    for unit, path in _unit_files(root):
+        if unit not in found and hardware.CONTROL_DAEMON in _text(path):
+            found[unit] = path
+    return found
+
+
+def _unit_files(root: Path) -> Iterator[tuple[str, Path]]:
+    """The files of others' units and drop-ins, by unit; of two files of one name systemd reads the first."""
+    seen = set()
+    for directory in _UNIT_DIRECTORIES:
+        for path in _files(root / directory, "*.service", "*.service.d/*.conf"):
+            unit = path.parent.name[:-2] if path.parent.name.endswith(".d") else path.name
+            if not _OURS.fullmatch(unit) and (unit, path.name) not in seen:
+                seen.add((unit, path.name))
+                yield unit, path
+
+
+def wanted(unit: str, root: Path = Path("/")) -> bool:
+    """Whether some target of this host's configuration starts the unit."""
+    directory = root / "etc/systemd/system"
+    return any((directory / link.parent / unit).is_symlink() for link in directory.glob(f"*.wants/{unit}"))
+
+
+def slurm(root: Path = Path("/")) -> dict[Path, str]:
+    """Slurm's files that share GPUs by MPS, each with what is found there."""
+    found = {}
+    for path in (path for name in _SLURM for path in _files(root / name, "*.conf")):
+        text = _text(path)
+        if _GRES.search(text):
+            found[path] = "names the generic resource mps"
+        for match in _SCRIPT.finditer(text):
+            for script in _files(root, match[1].lstrip("/")):
+                if hardware.CONTROL_DAEMON in _text(script):
+                    found[script] = f"runs {hardware.CONTROL_DAEMON}, by {path}"
+    for script in _scripts(root):
+        if script not in found and hardware.CONTROL_DAEMON in _text(script):
+            found[script] = f"runs {hardware.CONTROL_DAEMON}"
+    return found
+
+
+def texts(root: Path = Path("/")) -> dict[Path, str]:
+    """Units, cron jobs and Slurm's scripts of others that run MPS or set compute modes, each with its text."""
+    places = [path for _, path in _unit_files(root)]
+    places += [*_files(root / "etc", "crontab", "cron.d/*"), *_scripts(root)]
+    found = {path: _text(path) for path in places}
+    return {path: text for path, text in found.items() if hardware.CONTROL_DAEMON in text or _MODE.search(text)}
+
+
+def _scripts(root: Path) -> Iterator[Path]:
+    for directory in _SLURM:
+        yield from _files(root / directory, "*prolog*", "*epilog*", "*prolog*/*", "*epilog*/*")
+
+
+def kubernetes() -> dict[int, str]:
+    """The processes of Kubernetes' managers of MPS, by pid, each with what it is."""
+    found = {}
+    for pid in procfs.pids():
+        if procfs.name(pid) == _DEVICE_PLUGIN[:15]:
+            found[pid] = "the device plugin's mps-control-daemon"
+        elif hardware.mps_program(pid) == hardware.CONTROL_DAEMON and procfs.container(pid):
+            found[pid] = f"a control daemon in container {procfs.container(pid)}, as a DRA driver or device plugin has"
+    return found
+
+
+def _files(directory: Path, *patterns: str) -> Iterator[Path]:
+    for pattern in patterns:
+        try:
+            yield from (path for path in sorted(directory.glob(pattern)) if path.is_file())
+        except (OSError, ValueError, NotImplementedError):  # a configuration of others may name no sound pattern
+            continue
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open(errors="replace") as file:
+            return file.read(_LARGEST_BYTES)
+    except OSError:
+        return ""

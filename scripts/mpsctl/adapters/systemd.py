@@ -1,0 +1,175 @@
+"""systemd, through systemctl and journalctl."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Mapping, Optional, Protocol, Sequence
+
+from mpsctl.adapters import files
+from mpsctl.model.errors import NotInForce, NotReady
+
+_PROPERTIES = (
+    "Id",
+    "ActiveState",
+    "SubState",
+    "MainPID",
+    "NRestarts",
+    "Result",
+    "NeedDaemonReload",
+    "ActiveEnterTimestamp",
+    "InvocationID",
+)
+
+_JOURNAL_TIMEOUT_S = 10
+
+
+class Systemd(Protocol):
+    """What this program asks of the service manager."""
+
+    def show(self, units: Sequence[str]) -> dict[str, Mapping[str, str]]:
+        """A few properties of each unit, by its name."""
+
+    def enabled(self, unit: str) -> bool:
+        """Whether the unit is started at boot."""
+
+    def act(self, verb: str, units: Sequence[str] = ()) -> Optional[str]:
+        """Run one verb and wait for its jobs; None on success, else systemctl's words on one line."""
+
+    def kill_main(self, unit: str) -> Optional[str]:
+        """SIGKILL for the unit's main process alone; None on success, else systemctl's words on one line."""
+
+    def job(self, unit: str) -> Optional[str]:
+        """The type of the unit's job in the queue: start, stop, restart …, or None."""
+
+    def session_state(self, session: str) -> Optional[str]:
+        """What logind says of a login session: online, active, closing (its user has left, processes stay), or None
+        where it is gone."""
+
+    def journal(self, unit: str, lines: int) -> list[str]:
+        """The unit's last lines in the journal."""
+
+    def kernel_log(self, lines: int) -> list[str]:
+        """The kernel's last lines of this boot in the journal; empty where they may not be read."""
+
+    def journal_of_start(self, invocation: str, wanted: str, settled: bool = False) -> list[str]:
+        """The lines of one start of a unit, by its InvocationID, that match ``wanted``, oldest first.
+
+        Empty where the journal has none, or may not be read. ``settled`` waits until all that was written
+        before the call is in the journal.
+        """
+
+    def journal_of_boot(self, wanted: str) -> Optional[list[str]]:
+        """The lines of systemd itself since boot that match ``wanted``; None where the journal may not be read."""
+
+
+class Systemctl:
+    """The real one."""
+
+    def __init__(self, timeout_s: float = 600) -> None:
+        self._timeout_s = timeout_s
+
+    def _run(
+        self, *command: str, timeout_s: Optional[float] = None, hand_down: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        try:
+            return subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout_s or 30,
+                check=False,
+                close_fds=not hand_down,
+            )
+        except FileNotFoundError:
+            raise NotReady(f"{command[0]} is not on this host; mpsctl needs systemd 249 or newer") from None
+        except subprocess.TimeoutExpired:
+            raise NotReady(f"`{' '.join(command)}` did not end within {timeout_s or 30} s") from None
+
+    def show(self, units: Sequence[str]) -> dict[str, Mapping[str, str]]:
+        if not units:
+            return {}
+        done = self._run("systemctl", "show", "--no-pager", f"--property={','.join(_PROPERTIES)}", *units)
+        if done.returncode:
+            raise NotReady(f"systemctl show failed: {_one_line(done.stderr)}")
+        found: dict[str, Mapping[str, str]] = {}
+        for unit, block in zip(units, done.stdout.strip("\n").split("\n\n")):
+            found[unit] = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        return found
+
+    def enabled(self, unit: str) -> bool:
+        # A look at the link itself: `systemctl is-enabled` costs a process for each unit.
+        target = "timers.target" if unit.endswith(".timer") else "multi-user.target"
+        return (Path("/etc/systemd/system") / f"{target}.wants" / unit).is_symlink()
+
+    def act(self, verb: str, units: Sequence[str] = ()) -> Optional[str]:
+        # Enabling only makes links: the caller reloads systemd once for all that it changed.
+        return self._act(["--no-reload"] if verb == "enable" else [], verb, units)
+
+    def kill_main(self, unit: str) -> Optional[str]:
+        # The option's name before systemd 252, which later ones still know.
+        return self._act(["--kill-who=main", "--signal=SIGKILL"], "kill", [unit])
+
+    def _act(self, options: Sequence[str], verb: str, units: Sequence[str]) -> Optional[str]:
+        # What the caller made inheritable is handed down: his turn lasts until the jobs have ended, should he be killed
+        # meanwhile.
+        done = self._run(
+            "systemctl", "--no-ask-password", *options, verb, *units, timeout_s=self._timeout_s, hand_down=True
+        )
+        if done.returncode == 0:
+            return None
+        return _one_line(done.stderr or done.stdout) or f"systemctl {verb} ended with {done.returncode}"
+
+    def job(self, unit: str) -> Optional[str]:
+        done = self._run("systemctl", "list-jobs", "--no-legend", "--no-pager", "--plain", "--full")
+        for line in done.stdout.splitlines():
+            fields = line.split()
+            if len(fields) >= 3 and fields[1] == unit:
+                return fields[2]
+        return None
+
+    def session_state(self, session: str) -> Optional[str]:
+        # logind's own file of the session: `loginctl` costs a process for each.
+        for line in (files.read_text(Path("/run/systemd/sessions") / session) or "").splitlines():
+            if line.startswith("STATE="):
+                return line.partition("=")[2]
+        return None
+
+    def journal(self, unit: str, lines: int) -> list[str]:
+        done = self._run("journalctl", "--no-pager", "--quiet", "-o", "cat", "-n", str(lines), "-u", unit)
+        return [line for line in done.stdout.splitlines() if line]
+
+    def kernel_log(self, lines: int) -> list[str]:
+        command = ["journalctl", "--no-pager", "--quiet", "-o", "cat", "-k", "-b", "-n", str(lines)]
+        return [line for line in self._run(*command, timeout_s=_JOURNAL_TIMEOUT_S).stdout.splitlines() if line]
+
+    def journal_of_start(self, invocation: str, wanted: str, settled: bool = False) -> list[str]:
+        if settled:
+            self._run("journalctl", "--sync", timeout_s=_JOURNAL_TIMEOUT_S)
+        return self._matching(wanted, f"_SYSTEMD_INVOCATION_ID={invocation}")
+
+    def journal_of_boot(self, wanted: str) -> Optional[list[str]]:
+        # Who may not read the system's journal is shown an empty one.
+        return self._matching(wanted, "-b", "_PID=1") or ([] if os.geteuid() == 0 else None)
+
+    def _matching(self, wanted: str, *selected: str) -> list[str]:
+        command = ["journalctl", "--no-pager", "--quiet", "-o", "cat", *selected]
+        done = self._run(*command, "--grep", wanted, timeout_s=_JOURNAL_TIMEOUT_S)
+        if done.returncode and re.search("pattern matching|pcre|unrecognized option", done.stderr, re.IGNORECASE):
+            # Built without it; no match at all ends with 1 as well, and says nothing.
+            done = self._run(*command, timeout_s=_JOURNAL_TIMEOUT_S)
+        return [line for line in done.stdout.splitlines() if re.search(wanted, line)]
+
+
+def ensure(problem: Optional[str], what: str) -> None:
+    """:raises NotInForce: if ``problem`` says that ``what`` did not work."""
+    if problem:
+        raise NotInForce(f"{what}: {problem}")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

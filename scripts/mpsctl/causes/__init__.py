@@ -1,0 +1,1 @@
+"""Floor 6: the catalogue of causes, and readers of what people bring."""

@@ -1,0 +1,80 @@
+"""One at a time: whatever changes a host as a whole takes its turn. The commands of the units never do."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Iterator
+
+from mpsctl.adapters import files, locks, procfs
+from mpsctl.model.errors import NotReady
+from mpsctl.store.world import World
+
+BOUND_S = 180
+"""How long another run is waited for. One that waits for a driver takes 90 s by default."""
+
+
+class Busy(NotReady):
+    """Another run changes this host."""
+
+
+@contextmanager
+def taken(world: World) -> Iterator[None]:
+    """Have the host to ourselves, other calls of this function apart.
+
+    A systemctl that we start has the turn as well: should we be killed, its jobs come to their end before the next
+    run looks at the host.
+
+    :raises Busy: if another run does not end within BOUND_S.
+    """
+    path = world.places.turn
+    try:
+        descriptor = locks.take(path, world.now_s() + BOUND_S, world.now_s, world.sleep_s)
+    except locks.Taken:
+        raise _busy(path) from None
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        os.set_inheritable(descriptor, True)
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        if not world.places.program.exists():  # a host without us; with us, units start in there at any time
+            with suppress(OSError):
+                path.parent.rmdir()
+        os.close(descriptor)
+
+
+def wait_for_others(world: World) -> None:
+    """Wait until no run changes the host: what is seen of it meanwhile may be otherwise a moment later.
+
+    The run of a playbook that was killed goes on on its hosts, unseen by who starts the next one.
+
+    :raises Busy: if it does not end within BOUND_S.
+    """
+    try:
+        locks.wait_until_free(world.places.turn, world.now_s() + BOUND_S, world.now_s, world.sleep_s)
+    except locks.Taken:
+        raise _busy(world.places.turn) from None
+    except PermissionError:
+        return  # others than root may look, and cannot tell
+
+
+def _busy(path: Path) -> Busy:
+    return Busy(
+        f"another run of mpsctl has been changing this host for {BOUND_S} s or more: {_holders(path)}; nothing was"
+        " changed, run it again when that has ended"
+    )
+
+
+def _holders(path: Path) -> str:
+    """Who has the turn: the process that took it or, where that was killed, what it started."""
+    pid = int(text) if (text := (files.read_text(path) or "").strip()).isdigit() else None
+    if pid is not None and procfs.alive(pid):
+        return f"pid {pid} ({procfs.command(pid)})"
+    left = [one for one in procfs.pids() if one != os.getpid() and procfs.has_open(one, path)]
+    if not left:
+        return f"who has {path} cannot be told"
+    was = f"pid {pid} was cut off, and what it started is at work: " if pid is not None else ""
+    return was + ", ".join(f"pid {one} ({procfs.command(one)})" for one in left)

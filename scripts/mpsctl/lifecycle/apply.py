@@ -1,0 +1,248 @@
+"""Putting limits in force and opening the gate (ExecStartPost and ExecReload of the unit).
+
+With an eager server (mps_server_user, mps_multi_user) the order is: limits, the wished compute mode, the
+server, the gate. The server then holds the GPU from the first moment and spares the first client its wait.
+
+The daemon forgets every limit when it ends and takes anything for a value; its environment variable for
+memory limits nobody (driver 580, H200). So limits are set by command at every start, read back, and only
+then can a client find the daemon.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Optional, Sequence
+
+from mpsctl.adapters import control_daemon as control
+from mpsctl.adapters import pipe, procfs
+from mpsctl.adapters.control_daemon import Daemon
+from mpsctl.lifecycle import compute_modes
+from mpsctl.model import daemon_environment
+from mpsctl.model.daemon_environment import DaemonEnvironment
+from mpsctl.model.errors import BadValue, NotInForce, NotReady
+from mpsctl.model.instance import Instance
+from mpsctl.store import configuration, drains, record, server_log
+from mpsctl.store.desired import Step, Wish, memory_of, steps
+from mpsctl.store.record import InForce
+from mpsctl.store.world import World
+
+_START_DEADLINE_S = 30
+_EXEC_DEADLINE_S = 5
+_POLL_S = 0.02
+_SERVER_POLL_S = 0.05
+_WITNESS_S = 3
+
+
+def apply(world: World, name: str, main_pid: Optional[int] = None) -> list[str]:
+    """Put an instance's limits, percentage, priority and compute mode in force; what was changed.
+
+    ``main_pid`` is the daemon's process where the caller knows it (systemd does); waiting for the daemon
+    ends when that process does.
+
+    :raises NotReady: if the daemon ended, or did not answer within 30 s.
+    :raises NotInForce: if something does not read back as wished. The gate is then left as it was.
+    """
+    instance = configuration.load(world, name)
+    pid = main_pid or _main_pid(world, instance)
+    running = _environment_of(world, instance, pid)
+    gid = configuration.gid_of(instance)
+    daemon = world.daemon_of(name, running.pipe_directory)
+    _wait_until_it_answers(world, instance, daemon, pid)
+    changes: list[str] = []
+    with world.nvml() as nvml:
+        gpus = nvml.gpus()
+        wished = configuration.resolve(instance, gpus)
+        wish = Wish.of(instance, memory_of(running.devices, gpus))
+        known = record.read(world, name, pid)
+        if known is not None and known.limits_mib != wish.limits_mib:
+            # Should this break off halfway, the getters cannot tell how far it came: nothing old is believed then.
+            record.write(world, name, replace(known, limits_mib=()))
+        changes += _put_in_force(world, instance, daemon, running.devices, wish, known)
+        if tuple(device.uuid for device in wished) == running.devices:
+            changes += compute_modes.take(world, nvml, instance, wished)
+        else:
+            world.say(f"the daemon still serves {', '.join(running.devices)}: restart the unit to change its GPUs")
+    changes += _start_server(world, instance, daemon)
+    started_at = procfs.started_at(pid)
+    if not procfs.alive(pid) or started_at is None:
+        raise NotReady(f"the control daemon (pid {pid}) ended while its limits were set")
+    record.write(world, name, wish.recorded(pid, started_at, known.since_s if known else world.now_s()))
+    if pipe.restrict(running.pipe_directory, gid):
+        changes.append(f"who may connect: {f'the group {instance.group}' if instance.group else 'everyone'}")
+    _let_in(world, instance, running)
+    return changes
+
+
+def _let_in(world: World, instance: Instance, running: DaemonEnvironment) -> None:
+    """Open the gate, unless the instance is drained; looked at again behind it, as a drain may begin in between."""
+    public = Path(instance.pipe_directory)
+    if drains.read(world, instance.name) is None:
+        pipe.open_gate(public, running.pipe_directory)
+    drained = drains.read(world, instance.name)
+    if drained is not None:
+        pipe.close_gate(public)
+        world.say(f"drained since {drained.since}: no client is let in before `mpsctl undrain {instance.name}`")
+
+
+def _main_pid(world: World, instance: Instance) -> int:
+    shown = world.systemd.show([instance.unit]).get(instance.unit, {})
+    pid = int(shown.get("MainPID", "0") or 0)
+    if not pid:
+        raise NotReady(
+            f"{instance.unit} has no main process ({shown.get('ActiveState', 'unknown')}); start it with"
+            f" `systemctl start {instance.unit}`"
+        )
+    return pid
+
+
+def _environment_of(world: World, instance: Instance, pid: int) -> DaemonEnvironment:
+    """What the main process was started with: proof that it is the daemon of this instance."""
+    environment = procfs.environment(pid)
+    end_s = world.now_s() + _EXEC_DEADLINE_S
+    while environment == {} and procfs.alive(pid) and world.now_s() < end_s:
+        # systemd calls us once exec has begun; the process has no environment before the kernel has finished it.
+        world.sleep_s(_POLL_S)
+        environment = procfs.environment(pid)
+    found = daemon_environment.of_process(environment)
+    public = Path(instance.pipe_directory)
+    if found is None or found.pipe_directory.parent != public:
+        if not procfs.alive(pid):
+            raise NotReady(f"the control daemon (pid {pid}) has ended; its last words are in the journal of the unit")
+        if environment is None:
+            raise NotReady(f"the environment of the control daemon (pid {pid}) cannot be read; run it as root")
+        served = found.pipe_directory if found else "nothing that can be read"
+        raise NotReady(f"pid {pid} serves {served}, expected a directory in {public}; restart {instance.unit}")
+    return found
+
+
+def _wait_until_it_answers(world: World, instance: Instance, daemon: Daemon, pid: int) -> None:
+    end_s = world.now_s() + _START_DEADLINE_S
+    while True:
+        try:
+            daemon.ask(["get_default_client_priority"], deadline_s=5)
+            return
+        except NotReady as error:
+            if not procfs.alive(pid):
+                raise NotReady(
+                    f"the control daemon (pid {pid}) ended before it answered; `journalctl -u {instance.unit}` has its"
+                    " last words"
+                ) from None
+            if world.now_s() >= end_s:
+                raise NotReady(f"after {_START_DEADLINE_S} s: {error}") from None
+        world.sleep_s(_POLL_S)
+
+
+def _start_server(world: World, instance: Instance, daemon: Daemon) -> list[str]:
+    """Start the server of the instance's user, if one is named and none is up; what was changed.
+
+    The command returns before the server is up and its exit code proves nothing (control daemons 535 to 555),
+    so the server is waited for.
+
+    :raises NotReady: if it does not come up within 30 s.
+    """
+    if instance.eager_server is None:
+        return []
+    uid = _uid_of(instance.eager_server)
+    end_s = world.now_s() + _START_DEADLINE_S
+    asked = False
+    while True:
+        for server in control.servers(daemon):
+            # 535 does not tell a server's state: there one that is listed and lives is taken for up.
+            up = procfs.alive(server.pid) if server.state is None else server.state == "ACTIVE"
+            if up and procfs.uid(server.pid) == uid:
+                return [f"server {server.pid} of user {instance.eager_server} started"] if asked else []
+        if not asked:
+            daemon.ask([f"start_server -uid {uid}"])
+            asked = True
+        if world.now_s() >= end_s:
+            raise NotReady(
+                f"the server of user {instance.eager_server} did not come up within {_START_DEADLINE_S} s;"
+                f" `journalctl -u {instance.unit}` has its last words"
+            )
+        world.sleep_s(_SERVER_POLL_S)
+
+
+def _uid_of(user: str) -> int:
+    """:raises BadValue: if the host has no such user."""
+    uid = procfs.uid_of(user)
+    if uid is None:
+        raise BadValue(
+            f"the user {user!r}", "a user of this host", "make it, or name another", "ServerUser", "mps_server_user"
+        )
+    return uid
+
+
+def _put_in_force(
+    world: World, instance: Instance, daemon: Daemon, devices: Sequence[str], wish: Wish, known: Optional[InForce]
+) -> list[str]:
+    """Set what differs, in the defaults (for later servers) and in every running server, and read back."""
+    changes = _set_and_read(daemon, steps(wish, known), "")
+    servers = control.servers(daemon)
+    log = server_log.of_unit(world, instance.unit) if servers else None
+    told = []
+    for server in servers:
+        # A server takes the defaults only when it starts; a command to it reaches clients that connect later.
+        said = server_log.limits(log.servers.get(server.pid) if log else None, devices)
+        of_server = _set_and_read(daemon, steps(wish, known, str(server.pid), said), str(server.pid))
+        told += [server.pid] if of_server else []
+        changes += of_server
+    if told:
+        _hear_the_witness(world, instance, devices, wish, told)
+    return changes
+
+
+def _hear_the_witness(
+    world: World, instance: Instance, devices: Sequence[str], wish: Wish, servers: Sequence[int]
+) -> None:
+    """Hold the limits that servers were told against the bytes that each wrote to its log; the getter rounds.
+
+    The line may come a moment after the answer. Where the journal has no line the getter's word stands.
+
+    :raises NotInForce: if a server's log goes on saying something else.
+    """
+    end_s = world.now_s() + _WITNESS_S
+    while True:
+        log = server_log.of_unit(world, instance.unit)
+        wrong = [
+            f"memory limit of device {ordinal} (server {pid}): wished {mib} MiB, its log says {said} bytes"
+            for pid in servers
+            for ordinal, (mib, said) in enumerate(
+                zip(wish.limits_mib, server_log.limits(log.servers.get(pid), devices))
+            )
+            if mib is not None and said is not None and said != mib << 20
+        ]
+        if not wrong:
+            return
+        if world.now_s() >= end_s:
+            raise NotInForce("; ".join(wrong))
+        world.sleep_s(_SERVER_POLL_S)
+
+
+def _set_and_read(daemon: Daemon, wished: Sequence[Step], server: str) -> list[str]:
+    """``server`` is a server's pid, or empty for the defaults."""
+    if not wished:
+        return []
+    before = daemon.ask([step.getter for step in wished])
+    if _gone(server, before):
+        return []
+    due = [(step, lines) for step, lines in zip(wished, before) if not step.in_force(lines)]
+    if not due:
+        return []
+    said = daemon.ask([step.setter for step, _ in due])
+    after = daemon.ask([step.getter for step, _ in due])
+    if _gone(server, after):
+        return []
+    for (step, _), words, lines in zip(due, said, after):
+        if list(lines) != [step.reads]:
+            answer = " / ".join(words) or "nothing"
+            raise NotInForce(
+                f"{step.what}: wished {step.wished}, reads back {' / '.join(lines) or 'nothing'} after"
+                f" `{step.setter}` (it answered {answer})"
+            )
+    where = f"server {server}" if server else "default"
+    return [f"{step.what} ({where}): {' / '.join(lines) or 'unset'} -> {step.wished}" for step, lines in due]
+
+
+def _gone(server: str, answers: Sequence[Sequence[str]]) -> bool:
+    return bool(server) and any("not found" in line for lines in answers for line in lines)

@@ -1,0 +1,148 @@
+"""Before the daemon starts (ExecCondition and ExecStartPre of the unit).
+
+``condition`` says whether this host can run MPS at all; ``prepare`` waits for the driver, finds the GPUs,
+sets their compute mode, makes the daemon's directory and writes its environment.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Optional
+
+from mpsctl.adapters import files, hardware, pipe
+from mpsctl.lifecycle import compute_modes
+from mpsctl.model.daemon_environment import DaemonEnvironment
+from mpsctl.model.errors import BadValue, MpsctlError, NotReady
+from mpsctl.model.gpu import PROHIBITED, Device
+from mpsctl.model.instance import Instance, check_name
+from mpsctl.store import configuration, record
+from mpsctl.store.world import World
+
+_POLL_S = 0.5
+STABLE_AFTER_S = 60
+"""A daemon that was in force this long before it ended did not crash in a loop."""
+_PAUSES_S = (0, 0, 0, 0, 1, 2, 4, 8, 16, 30)
+"""The pause before the n-th start of a crash loop; the last holds for all that follow. systemd's own
+RestartSteps needs systemd 254 and never forgets: after a week of work the tenth crash would wait as long as
+the tenth of a loop."""
+
+
+def condition(world: World, name: str) -> Optional[str]:
+    """Why the unit is to be skipped on this host, or None.
+
+    Only what cannot come late counts: systemd looks once, and a unit that is skipped at an automatic
+    restart is not tried again (systemd 252, 257). So a host on which this instance has run since its boot
+    is never skipped.
+    """
+    if record.short_lives(world, name) is not None:
+        return None
+    if hardware.binary(hardware.CONTROL_DAEMON) is None:
+        return f"{hardware.CONTROL_DAEMON} is not installed; install the MPS package of this host's driver"
+    if not hardware.nvidia_on_bus():
+        return "no NVIDIA GPU is on the PCI bus"
+    return None
+
+
+def prepare(world: World, name: str) -> DaemonEnvironment:
+    """Make everything ready for the daemon of an instance.
+
+    :raises BadValue: if its file is refused or names a device that the host lacks.
+    :raises NotReady: if the driver does not come up within the instance's bound, or another daemon serves
+        its directory.
+    :raises NotInForce: if the compute mode cannot be set.
+    """
+    check_name(name)
+    with suppress(BadValue):  # which is told after the pause: systemd tries again at once, whatever the reason
+        pipe.close_gate(Path(configuration.load(world, name).pipe_directory))
+    if world.places.conf(name).exists() or record.short_lives(world, name) is not None:  # else it never was
+        _back_off(world, name)
+    instance = configuration.load(world, name)  # as it is now: it may have been written anew during the pause
+    public = Path(instance.pipe_directory)
+    pipe.close_gate(public)
+    for pid in pipe.daemons_on(public):
+        raise NotReady(
+            f"a control daemon (pid {pid}) that this unit did not start serves {public}; end its clients, then"
+            f" `echo quit | CUDA_MPS_PIPE_DIRECTORY={public} nvidia-cuda-mps-control`"
+        )
+    flags = _flags(instance)
+    gid = configuration.gid_of(instance)
+    devices = _with_driver(world, instance)
+    pipe.remove_private(public)
+    private = pipe.new_private(public, gid)
+    environment = DaemonEnvironment(private, tuple(device.uuid for device in devices), hardware.SEARCH_PATH, flags)
+    files.write(environment_file(world, name), environment.as_file(), 0o600, lasting=False)
+    world.say(f"prepared {private} for {', '.join(str(device) for device in devices)}")
+    return environment
+
+
+def _flags(instance: Instance) -> str:
+    """How the daemon is told to serve several users.
+
+    :raises BadValue: if this host's daemon cannot.
+    """
+    flag = hardware.multi_user_flag() if instance.multi_user else ""
+    if flag is None:
+        raise no_multi_user()
+    return flag
+
+
+def no_multi_user() -> BadValue:
+    """The refusal of multi-user mode on a host whose daemon does not know it."""
+    return BadValue(
+        "yes",
+        f"a control daemon that can serve several users (555 or newer), which this host's"
+        f" {hardware.binary(hardware.CONTROL_DAEMON)} is not",
+        "set it to no, or upgrade the daemon",
+        key="MultiUser",
+        variable="mps_multi_user",
+    )
+
+
+def environment_file(world: World, name: str) -> Path:
+    """What the unit's EnvironmentFile= names."""
+    return world.places.runtime(name) / "daemon.env"
+
+
+def _with_driver(world: World, instance: Instance) -> tuple[Device, ...]:
+    """Wait until the driver answers and shows every GPU of the instance, within its bound."""
+    end_s = world.now_s() + instance.driver_timeout_s
+    said = False
+    while True:
+        try:
+            with world.nvml() as nvml:
+                devices = configuration.resolve(instance, nvml.gpus())
+                if instance.when_down == PROHIBITED:
+                    compute_modes.close(world, nvml, devices)
+                else:
+                    compute_modes.take(world, nvml, instance, devices)
+                return devices
+        except (NotReady, BadValue) as error:
+            # A GPU may still be missing while the driver comes up; a value that can never fit is not waited for.
+            if isinstance(error, BadValue) and error.key != "GPUs":
+                raise
+            if world.now_s() + _POLL_S > end_s:
+                raise _after_waiting(error, instance.driver_timeout_s) from None
+            if not said:
+                world.say(f"waiting up to {instance.driver_timeout_s} s: {error}")
+                said = True
+            world.sleep_s(_POLL_S)
+
+
+def _after_waiting(error: MpsctlError, waited_s: int) -> MpsctlError:
+    """The same error, saying how long was waited."""
+    return NotReady(f"after {waited_s} s: {error}")
+
+
+def _back_off(world: World, name: str) -> None:
+    """Pause longer with every start that follows a short life, and never give up."""
+    before = record.short_lives(world, name)
+    last = record.read(world, name)
+    lasted = last is not None and world.now_s() - last.since_s >= STABLE_AFTER_S
+    short_lives = 0 if before is None or lasted else before + 1
+    record.write_short_lives(world, name, short_lives)
+    record.forget(world, name)
+    pause_s = _PAUSES_S[min(short_lives, len(_PAUSES_S) - 1)]
+    if pause_s:
+        world.say(f"start {short_lives + 1} in a row of a daemon that does not last: waiting {pause_s} s")
+        world.sleep_s(pause_s)

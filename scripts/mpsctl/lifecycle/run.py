@@ -1,0 +1,251 @@
+"""Starting one client of an instance in the foreground, and proving that it became one.
+
+The command is a child in our own process group: the terminal's signals reach it by themselves, what is sent to
+us alone is passed on, and its exit code becomes ours (128 + n after signal n, as shells have it).
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Mapping, Optional, Sequence
+
+from mpsctl.adapters import files
+from mpsctl.adapters.nvml import Nvml
+from mpsctl.model import fit, run_environment
+from mpsctl.model.errors import BadValue, MpsctlError
+from mpsctl.model.gpu import Device
+from mpsctl.model.instance import Instance
+from mpsctl.model.run_environment import Lower, RunEnvironment
+from mpsctl.observe.client_watch import Watch
+from mpsctl.store import configuration, fitting
+from mpsctl.store.world import World
+
+NEVER_A_CLIENT = 4
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_FROM_KERNEL = 0x80
+"""si_code of a signal that the terminal sent: the child, in the same group, has it already (sigaction(2))."""
+_FIRST_POLL_S, _LONGEST_POLL_S, _LATE_POLL_S = 0.02, 0.5, 2.0
+_DAEMON_EVERY_S = 1.0
+
+
+@dataclass
+class Report:
+    """What became of the command."""
+
+    instance: str
+    command: list[str]
+    given: dict[str, str]
+    dropped: list[str]
+    warnings: list[str]
+    pid: Optional[int] = None
+    became_client: bool = False
+    client_pid: Optional[int] = None
+    witness: Optional[str] = None
+    why_not: Optional[str] = None
+    exit_code: Optional[int] = None
+    lines: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "lines"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be run. ``report`` takes the report as JSON; ``quiet`` keeps it off standard error."""
+
+    instance: str
+    command: Sequence[str]
+    lower: Lower = field(default_factory=Lower)
+    prove_timeout_s: float = 30
+    require_mps: bool = False
+    report: Optional[Path] = None
+    quiet: bool = False
+
+
+def run(world: World, request: Request, inherited: Mapping[str, str]) -> int:
+    """Run the command to its end; the exit code.
+
+    :raises BadValue: before anything is started, if a value is above the instance's or could not work.
+    :raises NotReady: if NVML does not answer.
+    """
+    instance = configuration.load(world, request.instance)
+    with world.nvml() as nvml:
+        devices = configuration.resolve(instance, nvml.gpus())
+        driver = nvml.driver_version()
+    _refuse_other_devices(world, instance, devices)
+    if request.report is not None and not files.can_replace(request.report.absolute()):
+        raise BadValue(f"--report {request.report}", "a file in a folder that can be written", "name another")
+    environment = run_environment.build(inherited, instance, devices, request.lower)
+    environment.warnings += _refuse_too_little(world, instance, devices, driver, request.lower)
+    report = Report(instance.name, list(request.command), environment.given, environment.dropped, environment.warnings)
+    for warning in environment.warnings:
+        _say(request, report, warning)
+    if environment.dropped:
+        _say(request, report, f"not passed on: {', '.join(environment.dropped)}")
+    code = _in_foreground(world, request, instance, devices, environment, report)
+    report.exit_code = code
+    if request.require_mps and not report.became_client and code not in (_NOT_FOUND, _NOT_EXECUTABLE):
+        report.exit_code = NEVER_A_CLIENT
+    if request.report is not None:
+        try:
+            files.write(request.report.absolute(), json.dumps(report.as_json(), indent=1) + "\n", lasting=False)
+        except OSError as error:  # the command has run: its exit code is not lost for a report
+            print(f"mpsctl run: no report: {error}", file=sys.stderr)
+    return report.exit_code
+
+
+def _say(request: Request, report: Report, text: str) -> None:
+    report.lines.append(text)
+    if not request.quiet:
+        print(f"mpsctl run: {text}", file=sys.stderr, flush=True)
+
+
+def _refuse_other_devices(world: World, instance: Instance, devices: Sequence[Device]) -> None:
+    """While a restart is held back, the daemon serves other GPUs than the file says: a client would see none."""
+    try:
+        text = files.read_text(world.places.runtime(instance.name) / "daemon.env") or ""
+    except PermissionError:
+        return
+    served = [line.partition("=")[2] for line in text.splitlines() if line.startswith("CUDA_VISIBLE_DEVICES=")]
+    wished = ",".join(device.uuid for device in devices)
+    if served and served != [wished]:
+        raise BadValue(
+            f"a daemon that serves {served[0]}",
+            f"{wished}, as {world.places.conf(instance.name)} says",
+            f"restart {instance.unit} when its clients have ended",
+        )
+
+
+def _refuse_too_little(
+    world: World, instance: Instance, devices: Sequence[Device], driver: str, lower: Lower
+) -> list[str]:
+    """A limit with which no client starts; warnings where that is not known for this GPU."""
+    from mpsctl.store import measured
+
+    warnings: list[str] = []
+    percentage = instance.thread_percentage if lower.thread_percentage is None else lower.thread_percentage
+    for device in devices if lower.memory is not None else ():
+        assert lower.memory is not None
+        card = fitting.card(device, driver)
+        demand = fit.Demand(limit_mib=lower.memory.on(device.memory_mib))
+        verdict = fit.judge(card, measured.costs_of(world, card.name, driver, percentage), demand)
+        for _, error in verdict.refusals:
+            raise BadValue(f"--memory {lower.memory}: {error.found}", error.expected, error.remedy)
+        warnings += verdict.warnings
+    return list(dict.fromkeys(warnings))
+
+
+def _in_foreground(
+    world: World,
+    request: Request,
+    instance: Instance,
+    devices: Sequence[Device],
+    environment: RunEnvironment,
+    report: Report,
+) -> int:
+    waited_for = {*_PASSED_ON, signal.SIGCHLD}
+    # Blocked before the child is there: none that comes early is lost.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
+    try:
+        try:
+            child = subprocess.Popen(
+                list(request.command),
+                env=environment.variables,
+                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before) and None,
+            )
+        except FileNotFoundError:
+            return _not_started(request, report, "command not found", _NOT_FOUND)
+        except OSError as error:
+            return _not_started(request, report, error.strerror or str(error), _NOT_EXECUTABLE)
+        report.pid = child.pid
+        watcher = _Watcher(world, request, report, Watch(world, instance, devices, child.pid))
+        watcher.start()
+        while child.poll() is None:
+            got = signal.sigtimedwait(waited_for, 1.0)
+            if got is not None and got.si_signo != signal.SIGCHLD and got.si_code != _FROM_KERNEL:
+                child.send_signal(got.si_signo)
+        watcher.end(child.returncode)
+        return child.returncode if child.returncode >= 0 else 128 - child.returncode
+    finally:
+        # What came while the child ended was meant for it.
+        while signal.sigtimedwait(waited_for, 0) is not None:
+            pass
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _not_started(request: Request, report: Report, why: str, code: int) -> int:
+    report.why_not = f"{request.command[0]}: {why}"
+    _say(request, report, report.why_not)
+    return code
+
+
+class _Watcher(threading.Thread):
+    """Looks until the client is seen, seldom after the time for the proof is over, and at last at the end."""
+
+    def __init__(self, world: World, request: Request, report: Report, watch: Watch) -> None:
+        super().__init__(daemon=True)
+        self._world, self._request, self._report, self._watch = world, request, report, watch
+        self._ended = threading.Event()
+        self._told_why_not = False
+
+    def run(self) -> None:
+        with ExitStack() as stack:
+            nvml: Optional[Nvml] = None
+            try:
+                nvml = stack.enter_context(self._world.nvml())
+            except MpsctlError as error:
+                self._watch.daemon_problem = str(error)
+            self._loop(nvml)
+
+    def _loop(self, nvml: Optional[Nvml]) -> None:
+        poll_s, waited_s, asked_s = _FIRST_POLL_S, 0.0, 0.0
+        while not self._ended.wait(poll_s):
+            waited_s += poll_s
+            ask_daemon = waited_s - asked_s >= _DAEMON_EVERY_S
+            asked_s = waited_s if ask_daemon else asked_s
+            if self._watch.look(nvml, ask_daemon):
+                self._seen()
+                return
+            if waited_s >= self._request.prove_timeout_s and not self._told_why_not:
+                self._told_why_not = True
+                self._report.why_not = self._watch.why_not()
+                _say(
+                    self._request,
+                    self._report,
+                    f"not an MPS client after {self._request.prove_timeout_s:g} s: {self._report.why_not}",
+                )
+            # The first client of a daemon is up after about half a second; who comes later is in no hurry.
+            quick_s = _FIRST_POLL_S if waited_s < 2 else _LONGEST_POLL_S
+            poll_s = _LATE_POLL_S if self._told_why_not else quick_s
+
+    def _seen(self) -> None:
+        report, watch = self._report, self._watch
+        report.became_client, report.client_pid, report.witness, report.why_not = (
+            True,
+            watch.client,
+            watch.witness,
+            None,
+        )
+        whose = "" if watch.client == watch.root else f", started by pid {watch.root},"
+        _say(self._request, report, f"pid {watch.client}{whose} is an MPS client (seen by {watch.witness})")
+
+    def end(self, returncode: int) -> None:
+        """The command has ended: the last word, if none was said yet."""
+        self._ended.set()
+        self.join(10)
+        if self._report.became_client:
+            return
+        if self._watch.look_back():
+            self._seen()
+            return
+        self._report.why_not = self._watch.why_not()
+        how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
+        _say(self._request, self._report, f"ended ({how}) and never seen as an MPS client: {self._report.why_not}")

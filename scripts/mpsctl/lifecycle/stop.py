@@ -1,0 +1,127 @@
+"""The end of an instance (ExecStop and ExecStopPost of the unit)."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Optional
+
+from mpsctl.adapters import pipe, procfs
+from mpsctl.adapters.control_daemon import Bounded, Daemon
+from mpsctl.adapters.nvml import Nvml
+from mpsctl.lifecycle import compute_modes, prepare
+from mpsctl.model import daemon_environment
+from mpsctl.model.errors import MpsctlError, NotReady
+from mpsctl.model.instance import PROHIBITED, Instance
+from mpsctl.store import configuration, record
+from mpsctl.store.world import World
+
+_TAKE_OFF_S, _LEAST_QUIT_S, _GRACE_S = 2, 2, 3
+OVERTIME_S = _TAKE_OFF_S + _LEAST_QUIT_S + _GRACE_S
+"""What a stop may take beyond its bound; the unit's TimeoutStopSec is longer."""
+_POLL_S = 0.05
+
+
+def stop(world: World, name: str, main_pid: Optional[int]) -> bool:
+    """Let no new client in, wait for the others within the instance's bound, and have the daemon quit.
+
+    Clients that are still at work then are taken off the GPU by the daemon (they see error 810: driver 580, H200);
+    their processes get no signal. It all takes at most ``OVERTIME_S`` longer than the bound. Without ``main_pid`` the
+    daemon has ended by itself and there is nothing to stop.
+
+    :returns: whether the daemon is gone; if not, systemd ends it.
+    """
+    from mpsctl.lifecycle import drain, terminate  # what a reconcile, which needs the rest of this file, does without
+
+    instance = configuration.load(world, name)
+    drain.close_gates(instance, main_pid or 0)
+    if main_pid is None or not procfs.alive(main_pid):
+        return True
+    record.forget_starts(world, name)  # an end that was asked for is no crash, and slows no start down
+    if daemon_environment.of_process(procfs.environment(main_pid)) is None:
+        return False
+    daemon = terminate.running_daemon(world, instance, main_pid)
+    bound_s = instance.stop_timeout_s
+    end_s = world.now_s() + bound_s
+    _see_clients_off(world, instance, daemon, end_s)
+    quit_s = max(_LEAST_QUIT_S, math.ceil(end_s - world.now_s()))
+    end_s = world.now_s() + quit_s + _GRACE_S
+    try:
+        # The answer only comes when the servers are gone, and then there is nobody to answer the getter
+        # behind it: whether the process ends is what counts.
+        daemon.ask([f"quit -t {quit_s}"], deadline_s=quit_s + _GRACE_S)
+    except NotReady as error:
+        if procfs.alive(main_pid) and world.now_s() >= end_s:
+            world.say(str(error))
+    while procfs.alive(main_pid) and world.now_s() < end_s:
+        world.sleep_s(_POLL_S)
+    gone = not procfs.alive(main_pid)
+    if not gone:
+        world.say(f"the control daemon (pid {main_pid}) did not end within {bound_s} s of being asked; systemd ends it")
+    return gone
+
+
+def _see_clients_off(world: World, instance: Instance, daemon: Daemon, end_s: float) -> None:
+    from mpsctl.lifecycle import drain, terminate
+
+    try:
+        left = drain.wait(world, daemon, end_s, world.say, looks=1)
+        # The daemon answers at once, or is asked no more.
+        bounded = Bounded(daemon, world.now_s, world.now_s() + _TAKE_OFF_S)
+        for one in terminate.end(world, bounded, left, signals=False):
+            world.say(f"{one.client}: {'; '.join(one.steps) or one.problem} ({instance.stop_timeout_s} s are over)")
+    except NotReady as error:
+        world.say(f"who is connected cannot be told: {error}")
+
+
+def release(world: World, name: str) -> None:
+    """Undo what ``prepare`` did to the host, on a real stop only; close the GPU where that is wished.
+
+    systemd runs this before every automatic restart too (and for a restart job, where a moment in another
+    compute mode would let other processes onto the GPU); the job in the queue tells them apart.
+    """
+    instance = configuration.load(world, name)
+    pipe.close_gate(Path(instance.pipe_directory))
+    if instance.when_down == PROHIBITED:
+        _close_gpus(world, instance)
+    if world.systemd.job(instance.unit) == "stop":
+        _forget(world, instance)
+        if instance.when_down != PROHIBITED:
+            restore_modes(world, instance)
+
+
+def _close_gpus(world: World, instance: Instance) -> None:
+    """From now until the next start has its limits in force, no process may use the GPUs."""
+    try:
+        with world.nvml() as nvml:
+            compute_modes.close(world, nvml, configuration.resolve(instance, nvml.gpus()))
+    except MpsctlError as error:
+        world.say(f"the GPU could not be closed: {error}")
+
+
+def _forget(world: World, instance: Instance) -> None:
+    """Remove our files of this run."""
+    from mpsctl.store import limit_bypasses, unresponsive
+
+    record.forget_starts(world, instance.name)
+    record.forget(world, instance.name)
+    limit_bypasses.forget(world, instance.name)
+    unresponsive.forget(world, instance.name)
+    prepare.environment_file(world, instance.name).unlink(missing_ok=True)
+    pipe.remove_private(Path(instance.pipe_directory))
+
+
+def restore_modes(world: World, instance: Instance) -> None:
+    """Bring the compute modes back to what they were before the first start."""
+    try:
+        with world.nvml() as nvml:
+            _restore_compute_modes(world, nvml, instance)
+    except MpsctlError as error:
+        world.say(f"the compute mode could not be brought back: {error}")
+
+
+def _restore_compute_modes(world: World, nvml: Nvml, instance: Instance) -> None:
+    if instance.compute_mode is None:
+        return
+    for device in configuration.resolve(instance, nvml.gpus()):
+        compute_modes.restore(world, nvml, device.gpu, instance.compute_mode)

@@ -1,0 +1,268 @@
+"""Advice: how many processes of one size go on a GPU, with which limit and percentage, and whether MPS pays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Optional, Sequence
+
+from mpsctl.model import fit
+from mpsctl.model.costs import Costs
+from mpsctl.model.errors import BadValue
+from mpsctl.model.fit import Card, Demand
+
+SHORT, LONG = "short", "long"
+_FIRST_PERCENTAGES = {SHORT: (30, 50), LONG: (70, 100)}
+"""Where to begin: many short requests at once leave each other room, few long ones use the whole GPU in turn."""
+_RULE = (2, 8)
+"""Processes per GPU, as a rule."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked. ``limit_mib`` is the size of one process, its context included; ``rates`` are the request
+    rates of mixed models, one process each."""
+
+    limit_mib: int
+    clients: Optional[int] = None
+    thread_percentage: Optional[float] = None
+    latency: Optional[str] = None
+    rates: tuple[int, ...] = ()
+    synchronous: bool = False
+    max_connections: Optional[str] = None
+
+
+@dataclass
+class Plan:
+    """The answer. ``thread_percentage`` None: not managed; ``rates`` are the percentages of mixed models."""
+
+    card: Card
+    costs: Costs
+    limit_mib: int
+    most: int
+    clients: int
+    thread_percentage: Optional[float]
+    rate_percentages: tuple[float, ...] = ()
+    verdict: str = fit.FITS
+    advised: bool = True
+    lines: list[str] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "verdict": self.verdict,
+            "mps_advised": self.advised,
+            "gpu_name": self.card.name,
+            "memory_mib": self.card.memory_mib,
+            "driver": self.card.driver,
+            "clients": self.clients,
+            "most_clients": self.most,
+            "client_cap": fit.cap_of(self.card),
+            "limit_mib": self.limit_mib,
+            "thread_percentage": self.thread_percentage,
+            "rate_percentages": list(self.rate_percentages),
+            "context_mib": self.costs.context_mib,
+            "server_mib": self.costs.server_mib,
+            "reserved_mib": self.costs.reserved_mib,
+            "costs_origin": self.costs.origin,
+            "costs_borrowed": self.costs.borrowed,
+            "arithmetic": self.lines,
+            "advice": self.advice,
+            "warnings": self.warnings,
+            "refusals": self.refusals,
+            "hints": self.hints,
+            "vars": self.variables,
+        }
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """The role's variables."""
+        return {
+            "mps_device_memory_limit": f"{self.limit_mib}M",
+            "mps_active_thread_percentage": self.thread_percentage,
+            "mps_expected_clients": self.clients,
+        }
+
+
+def choose_clients(card: Card, costs: Costs, wish: Wish) -> int:
+    """The number that was asked for, or as many as fit within the rule of thumb."""
+    if wish.clients is not None:
+        return wish.clients
+    most = min(fit.most_by_memory(card, costs, wish.limit_mib), fit.cap_of(card))
+    return len(wish.rates) or max(1, min(most, _RULE[1]))
+
+
+def choose_percentage(wish: Wish, clients: int) -> Optional[float]:
+    """The percentage for every client; None: no cap."""
+    if wish.thread_percentage is not None:
+        return wish.thread_percentage
+    if wish.rates:
+        return max(rate_percentages(wish.rates))
+    if wish.latency is None:
+        return None
+    low, high = _FIRST_PERCENTAGES[wish.latency]
+    # Twice its even share: a client may use what its neighbours leave idle.
+    return float(min(high, max(low, 200 // clients)))
+
+
+def rate_percentages(rates: Sequence[int]) -> tuple[float, ...]:
+    """Percentages in proportion to request rates, to one decimal (what the daemon keeps), rounded down."""
+    total = sum(rates)
+    return tuple(max(1, 1000 * rate // total) / 10 for rate in rates)
+
+
+def parse_rates(text: str) -> tuple[int, ...]:
+    """``3:1`` as (3, 1).
+
+    :raises BadValue: if it is anything else.
+    """
+    parts = text.split(":")
+    if len(parts) < 2 or not all(part.isascii() and part.isdigit() and 0 < int(part) < 10**6 for part in parts):
+        raise BadValue(repr(text), "request rates of two models or more in proportion", "write for example 3:1")
+    return tuple(map(int, parts))
+
+
+def plan(card: Card, costs: Costs, wish: Wish) -> Plan:
+    """The whole answer; ``costs`` are those at the percentage that choose_percentage gives."""
+    clients = choose_clients(card, costs, wish)
+    if wish.rates and clients < len(wish.rates):
+        raise BadValue(
+            f"{clients} clients for {len(wish.rates)} rates", "at least one client for each model", "raise --clients"
+        )
+    most = min(fit.most_by_memory(card, costs, wish.limit_mib), fit.cap_of(card))
+    percentage = choose_percentage(wish, clients)
+    found = Plan(card, costs, wish.limit_mib, most, clients, percentage)
+    found.rate_percentages = rate_percentages(wish.rates) if wish.rates else ()
+    demand = Demand(clients, wish.limit_mib, percentage, wish.max_connections)
+    verdict = fit.judge(card, costs, demand)
+    found.verdict = verdict.word
+    reserved = f" - {costs.reserved_mib} MiB reserved" if costs.reserved_mib else ""
+    usable_mib = fit.usable_mib(card, costs)
+    found.lines = [
+        f"{card.memory_mib} MiB of {card.name}{reserved} - {costs.server_mib} MiB server"
+        f" = {usable_mib} MiB for clients",
+        f"{usable_mib} MiB / {wish.limit_mib} MiB = {usable_mib // wish.limit_mib} clients by memory; the driver's cap"
+        f" is {fit.cap_of(card)}: at most {most}",
+        *verdict.lines,
+    ]
+    found.warnings = list(verdict.warnings)
+    if costs.borrowed:
+        found.warnings.append(f"what contexts and the server cost was {costs.borrowed}: run `mpsctl measure`")
+    found.refusals = [str(error) for _, error in verdict.refusals]
+    _advise_on_mps(found, wish)
+    _advise_on_percentage(found, wish)
+    if wish.limit_mib > costs.context_mib:  # else no framework has anything to take
+        found.hints = hints(card.memory_mib - costs.reserved_mib, wish.limit_mib, costs)
+    return found
+
+
+def _advise_on_mps(found: Plan, wish: Wish) -> None:
+    share = Fraction(wish.limit_mib, found.card.memory_mib)
+    percent = f"{float(share * 100):.0f} %"
+    if wish.synchronous:
+        found.advised = False
+        found.advice.append(
+            "against MPS: training across GPUs goes at the pace of its slowest rank, and NCCL refuses two ranks on one"
+            " GPU; give each process a GPU of its own, or MIG"
+        )
+    if share > Fraction(fit.LARGE_SHARE):
+        found.advised = False
+        found.advice.append(
+            f"against MPS: one process takes {percent} of the memory, over {fit.LARGE_SHARE * 100:.0f} %, so that no"
+            " second one of its size fits; run it alone, or split the GPU by MIG"
+        )
+    elif found.most < _RULE[0] and not found.refusals:
+        found.advised = False
+        found.advice.append("against MPS: only one process of this size fits, so there is nothing to share")
+    elif not wish.synchronous:
+        if Fraction(1, 10) <= share <= Fraction(1, 5):
+            found.advice.append(f"for MPS: {percent} of the memory each, without traffic across GPUs, is its best case")
+        found.advice.append(f"{_RULE[0]} to {_RULE[1]} processes per GPU are the rule; measure before going further")
+    if found.verdict == fit.FITS and (found.warnings or not found.advised):
+        found.verdict = fit.WARNS
+
+
+def _advise_on_percentage(found: Plan, wish: Wish) -> None:
+    percentage, clients = found.thread_percentage, found.clients
+    if found.rate_percentages:
+        shares = ", ".join(
+            f"model {number} (rate {rate}): {percent:g} %"
+            for number, (rate, percent) in enumerate(zip(wish.rates, found.rate_percentages), 1)
+        )
+        found.advice.append(
+            f"percentages in proportion to the request rates: {shares}; the instance has the highest, the others are"
+            " started by `mpsctl run --threads`"
+        )
+    elif wish.thread_percentage is None and wish.latency is not None:
+        low, high = _FIRST_PERCENTAGES[wish.latency]
+        kind = "short requests at high concurrency" if wish.latency == SHORT else "long requests at low concurrency"
+        found.advice.append(f"{percentage:g} % to begin with: {low} to {high} for {kind}")
+    if percentage is None:
+        found.advice.append("no thread percentage: every client may use the whole GPU while the others are idle")
+        return
+    found.advice.append(
+        f"a percentage caps and lends nothing: a client alone on the GPU still gets {percentage:g} % of it"
+    )
+    if clients > 1 and percentage * clients <= 100:
+        even = Fraction(100, clients)
+        whole = int(even)
+        lost = (
+            f"; in whole percents {100 - whole * clients} % are lost ({clients} x {whole} %)" if even != whole else ""
+        )
+        found.advice.append(
+            f"{clients} x {percentage:g} % = {percentage * clients:g} %: 100/{clients} divides the GPU, and what one"
+            f" leaves idle nobody gets{lost}"
+        )
+
+
+def hints(total_mib: int, limit_mib: int, costs: Costs) -> list[str]:
+    """What frameworks that take the whole GPU must be told; MPS does not change the total that a process sees.
+
+    ``total_mib`` is that total, as CUDA tells it.
+    """
+    own_mib = max(0, limit_mib - costs.context_mib)
+    return [
+        f"PyTorch: PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128 and torch.cuda.set_per_process_memory_fraction"
+        f"({_fraction(own_mib, total_mib)}): a fraction of the whole card, ({limit_mib} MiB limit - {costs.context_mib}"
+        f" MiB context) / {total_mib} MiB",
+        f"TensorFlow: TF_FORCE_GPU_ALLOW_GROWTH=true, or a logical device with memory_limit={own_mib}",
+        f"vLLM: --gpu-memory-utilization {_fraction(limit_mib, total_mib)}: {limit_mib} MiB limit / {total_mib} MiB",
+    ]
+
+
+def _fraction(part_mib: int, total_mib: int) -> str:
+    """Rounded down to four decimals: rounded up it would pass the limit."""
+    return f"{10_000 * part_mib // max(1, total_mib) / 10_000:.4f}"
+
+
+def as_text(found: Plan) -> str:
+    percentage = "no thread percentage" if found.thread_percentage is None else f"{found.thread_percentage:g} %"
+    mps = "" if found.advised else ", MPS is not advised"
+    head = (
+        f"{found.verdict}: {found.clients} process{'es' if found.clients != 1 else ''} of {found.limit_mib} MiB on"
+        f" {found.card.name} (driver {found.card.driver or 'not known'}), {percentage}; at most {found.most} fit{mps}"
+    )
+    blocks = [
+        ("arithmetic", found.lines),
+        ("refused", found.refusals),
+        ("warnings", found.warnings),
+        ("advice", found.advice),
+        ("frameworks", found.hints),
+    ]
+    lines = [head]
+    for title, entries in blocks:
+        if entries:
+            lines += [f"{title}:", *(f"  {entry}" for entry in entries)]
+    return "\n".join(lines)
+
+
+def as_vars(found: Plan) -> str:
+    """YAML to paste; what speaks against it stands in comments."""
+    lines = [f"# {found.verdict}: {line}" for line in found.lines[2:]]
+    lines += [f"# {line}" for line in [*found.refusals, *found.warnings]]
+    for name, value in found.variables.items():
+        lines.append(f"{name}: {'null' if value is None else f'{value:g}' if isinstance(value, float) else value}")
+    return "\n".join(lines)

@@ -1,0 +1,136 @@
+"""Whether a process, or one that it started, became an MPS client; and if not, why.
+
+CUDA says nothing when it finds no daemon: the program runs, outside MPS, with the whole GPU. So it is looked
+for in NVML's list of MPS clients and in the daemon's own. Nothing here needs root.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Iterable, Optional, Sequence
+
+from mpsctl.adapters import control_daemon as control
+from mpsctl.adapters import pipe, procfs
+from mpsctl.adapters.nvml import Nvml
+from mpsctl.model.errors import MpsctlError
+from mpsctl.model.gpu import Device
+from mpsctl.model.instance import Instance
+from mpsctl.observe import reachability
+from mpsctl.store.world import World
+
+_LIBRARY = "libcuda.so"
+_NAMED_IN_LOG = re.compile(r"Client \{PID: (\d+),|NEW CLIENT (\d+) from user")
+_JOURNAL_LINES = 200
+
+
+@dataclass
+class Watch:
+    """What has been seen so far of the process tree below ``root``.
+
+    ``client`` is the process that became a client and ``witness`` who said so.
+    """
+
+    world: World
+    instance: Instance
+    devices: Sequence[Device]
+    root: int
+    client: Optional[int] = None
+    witness: str = ""
+    pids: set[int] = field(default_factory=set)
+    opened_cuda: set[int] = field(default_factory=set)
+    own_variables: dict[int, str] = field(default_factory=dict)
+    daemon_problem: Optional[str] = None
+
+    @property
+    def public(self) -> Path:
+        return Path(self.instance.pipe_directory)
+
+    def look(self, nvml: Optional[Nvml], ask_daemon: bool) -> bool:
+        """Look once; whether it has become a client."""
+        if self.client is not None:
+            return True
+        tree = procfs.tree(self.root)
+        for pid in tree:
+            self._look_at(pid)
+        if nvml is not None:
+            self._found(
+                "NVML", (pid for device in self.devices for pid in nvml.client_memory_mib(device.gpu.uuid) or ())
+            )
+        if ask_daemon and self.client is None:
+            self._ask_daemon()
+        return self.client is not None
+
+    def _look_at(self, pid: int) -> None:
+        self.pids.add(pid)
+        if pid not in self.opened_cuda and procfs.maps(pid, _LIBRARY):
+            self.opened_cuda.add(pid)
+        environment = procfs.environment(pid)
+        if not environment:
+            return
+        wrong = reachability.wrong_variables(environment, self.public, [device.uuid for device in self.devices])
+        if wrong:
+            self.own_variables[pid] = wrong
+
+    def _ask_daemon(self) -> None:
+        try:
+            daemon = self.world.daemon_of(self.instance.name, self.public)
+            lines = daemon.ask([control.SERVER_LIST], deadline_s=2)[0]
+            servers = [word for line in lines for word in line.split() if word.isdigit()]
+            if servers:
+                answers = daemon.ask([f"get_client_list {server}" for server in servers], deadline_s=2)
+                self._found("the daemon", (int(w) for a in answers for line in a for w in line.split() if w.isdigit()))
+            self.daemon_problem = None
+        except (MpsctlError, OSError) as error:
+            self.daemon_problem = str(error)
+
+    def _found(self, witness: str, clients: Iterable[int]) -> None:
+        for pid in clients:
+            if pid in self.pids and self.client is None:
+                self.client, self.witness = pid, witness
+
+    def look_back(self) -> bool:
+        """After the end: a client that lived shorter than our looks stands in the journal, where that may be read."""
+        if self.client is None and self.pids:
+            try:
+                lines = self.world.systemd.journal(self.instance.unit, _JOURNAL_LINES)
+            except MpsctlError:
+                lines = []
+            named = (int(m[1] or m[2]) for m in map(_NAMED_IN_LOG.search, lines) if m)
+            self._found("the journal", named)
+        return self.client is not None
+
+    def why_not(self) -> str:
+        """The likeliest reason why it did not become a client, most certain first."""
+        for pid, wrong in self.own_variables.items():
+            if pid in self.opened_cuda:
+                return f"pid {pid} has {wrong}"
+        gate = self._gate()
+        if not self.opened_cuda:
+            return "neither it nor what it started was seen to open CUDA (libcuda)" + (f"; and {gate}" if gate else "")
+        if gate:
+            return gate
+        if self.daemon_problem:
+            return f"it opened CUDA, and the daemon did not answer: {self.daemon_problem}"
+        return (
+            "it opened CUDA and no list of clients has it: it may have used no GPU, wait behind another user's clients,"
+            f" or have been refused; see `journalctl -u {self.instance.unit}`"
+        )
+
+    def _gate(self) -> Optional[str]:
+        socket = self.public / pipe.PUBLIC_NAMES[0]
+        me = reachability.myself()
+        try:
+            closed = reachability.closed_directory(self.public, me) or reachability.closed_socket(self.public, me)
+        except OSError as error:
+            return str(error)
+        if closed is not None:
+            return closed.line
+        if not os.path.exists(socket):
+            return (
+                f"no gate: {socket} does not exist, the instance lets no client in; what uses CUDA now runs outside"
+                f" MPS; see `mpsctl status {self.instance.name}`"
+            )
+        return None

@@ -1,0 +1,53 @@
+"""A plan for a GPU of this host, or for one that is only described; and the hints for an instance's numbers."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from mpsctl.model import plan as plans
+from mpsctl.model.errors import BadValue
+from mpsctl.model.fit import Card
+from mpsctl.model.gpu import Device, resolve
+from mpsctl.model.plan import Plan, Wish
+from mpsctl.store import configuration, fitting, measured
+from mpsctl.store.world import World
+
+
+def on_host(world: World, reference: Optional[str]) -> Card:
+    """The card of this host that is named, or of all of them where they are alike.
+
+    :raises NotReady: if NVML does not answer.
+    """
+    with world.nvml() as nvml:
+        gpus, driver = nvml.gpus(), nvml.driver_version()
+    if reference is None:
+        if not gpus:
+            raise BadValue("no GPU on this host", "one", "describe one: --model-memory-mib, --gpu-name, --driver")
+        if len({(gpu.name, gpu.memory_mib) for gpu in gpus}) > 1:
+            kinds = ", ".join(sorted({gpu.name for gpu in gpus}))
+            raise BadValue(f"GPUs of several kinds ({kinds})", "one to plan for", "name it: --gpu")
+        device = Device(gpus[0])
+    else:
+        device = resolve(reference, gpus)
+    return fitting.card(device, driver)
+
+
+def plan(world: World, card: Card, wish: Wish) -> Plan:
+    """The plan for ``card``, with the figures of its percentage."""
+    # The server's cost, by which the number of clients is found, does not depend on the percentage.
+    first = measured.costs_of(world, card.name, card.driver, None)
+    percentage = plans.choose_percentage(wish, plans.choose_clients(card, first, wish))
+    return plans.plan(card, measured.costs_of(world, card.name, card.driver, percentage), wish)
+
+
+def hints_of(world: World, name: str) -> list[str]:
+    """The hints for frameworks, scaled to an instance's limit on its first device."""
+    instance = configuration.load(world, name)
+    with world.nvml() as nvml:
+        device = configuration.resolve(instance, nvml.gpus())[0]
+        driver = nvml.driver_version()
+    if instance.limit is None:
+        return ["no memory limit is managed here: one process may take the whole GPU"]
+    kind = fitting.card(device, driver)
+    costs = measured.costs_of(world, kind.name, driver, instance.thread_percentage)
+    return plans.hints(kind.memory_mib - costs.reserved_mib, instance.limit.on(device.memory_mib), costs)

@@ -1,1 +1,0 @@
-"""Floor 4: what is read back from a host. Changes nothing."""

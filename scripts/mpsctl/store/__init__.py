@@ -1,0 +1,1 @@
+"""Floor 3: what is remembered on this host, and where."""

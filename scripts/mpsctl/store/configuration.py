@@ -1,0 +1,105 @@
+"""Reading the wished state of instances from /etc/mps, and matching it with the host's devices."""
+
+from __future__ import annotations
+
+from typing import Optional, Sequence
+
+from mpsctl.adapters import files, procfs
+from mpsctl.model import gpu as gpu_names
+from mpsctl.model.errors import BadValue
+from mpsctl.model.gpu import Device, Gpu
+from mpsctl.model.instance import VARIABLES, Instance, check_name, parse_conf
+from mpsctl.store.world import World
+
+
+def load(world: World, name: str) -> Instance:
+    """The wished state of one instance.
+
+    :raises BadValue: if it has no file, or the file is refused; the text names the file.
+    """
+    check_name(name)
+    path = world.places.conf(name)
+    text = files.read_text(path)
+    if text is None:
+        known = ", ".join(names(world)) or "none"
+        raise BadValue(f"no {path}", f"an instance of this host: {known}", "name one of those, or converge the host")
+    try:
+        return parse_conf(text, name)
+    except BadValue as error:
+        raise BadValue(f"{path}: {error.found}", error.expected, error.remedy, error.key, error.variable) from None
+
+
+def names(world: World) -> list[str]:
+    """The instances that have a file, in their natural order: 2 before 10."""
+    directory = world.places.configuration
+    found = [path.stem for path in directory.glob("*.conf")] if directory.is_dir() else []
+    return sorted(found, key=natural)
+
+
+def natural(name: str) -> tuple[int, int, str]:
+    """A sort key: numbers by value and before words."""
+    return (0, int(name), name) if name.isascii() and name.isdigit() else (1, 0, name)
+
+
+def gid_of(instance: Instance) -> Optional[int]:
+    """The id of the one group that may connect to an instance, or None where everyone may.
+
+    :raises BadValue: if the host has no such group.
+    """
+    if instance.group is None:
+        return None
+    gid = procfs.gid(instance.group)
+    if gid is None:
+        raise _refused("Group", f"the group {instance.group!r}", "a group of this host", "make it, or name another")
+    return gid
+
+
+def resolve(instance: Instance, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
+    """The devices of an instance, in the order of their ordinals.
+
+    :raises BadValue: if the host lacks one, one is named twice under two names, a whole GPU is wished that
+        is split by MIG, or what is wished does not fit the device.
+    """
+    devices: list[Device] = []
+    for reference in instance.gpus:
+        try:
+            device = gpu_names.resolve(reference, gpus)
+        except BadValue as error:
+            raise error.named("GPUs", VARIABLES["GPUs"]) from None
+        if device in devices:
+            raise _refused(
+                "GPUs", f"GPU {reference}, which is named before under another name", "each once", "remove it"
+            )
+        if device.mig is None and device.gpu.mig_enabled:
+            mine = ", ".join(mig.uuid for mig in device.gpu.mig_devices) or "none yet"
+            raise _refused(
+                "GPUs", f"{device.gpu}, which is split by MIG", f"its MIG devices by UUID ({mine})", "name one of them"
+            )
+        devices.append(device)
+    for device in devices:
+        _check_fits(instance, device)
+    return tuple(devices)
+
+
+def _check_fits(instance: Instance, device: Device) -> None:
+    if device.mig is not None and instance.compute_mode == gpu_names.EXCLUSIVE_PROCESS:
+        # NVML refuses it: compute modes belong to whole GPUs (NVIDIA's documentation of nvidia-smi).
+        raise _refused(
+            "ComputeMode", f"exclusive_process on {device}", "default or null on MIG devices", "set it to null there"
+        )
+    if instance.multi_user and device.gpu.pre_volta:
+        # Pascal takes the flag, and then refuses its clients (field reports of driver 580).
+        raise _refused(
+            "MultiUser", f"yes on {device}, older than Volta", "no on GPUs before Volta", "set it to no there"
+        )
+    if instance.limit is not None and instance.limit.on(device.memory_mib) > device.memory_mib:
+        raise _refused(
+            "DeviceMemoryLimit",
+            f"{instance.limit} per client",
+            f"at most the {device.memory_mib} MiB of {device}",
+            "write what one client may take",
+        )
+
+
+def _refused(key: str, found: str, expected: str, remedy: str) -> BadValue:
+    return BadValue(found, expected, remedy, key, VARIABLES[key])

@@ -1,0 +1,70 @@
+"""The compute modes of GPUs from before this program first changed them, one file for each GPU: kept over reboots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Iterable, Optional, Sequence
+
+from mpsctl.adapters import files
+from mpsctl.model.errors import BadValue
+from mpsctl.model.gpu import EXCLUSIVE_PROCESS, PROHIBITED, Gpu
+from mpsctl.store import configuration
+from mpsctl.store.world import World
+
+
+def directory(world: World) -> Path:
+    return world.places.state / "former-compute-modes"
+
+
+def read(world: World, gpu: Gpu) -> Optional[str]:
+    """The compute mode of a GPU as it was before this program first changed it, or None if it never did."""
+    text = files.read_text(directory(world) / gpu.uuid)
+    return text.strip() if text else None
+
+
+def record(world: World, gpu: Gpu) -> None:
+    """Record the present mode, once: it is never overwritten by ours."""
+    if gpu.compute_mode is not None and read(world, gpu) is None:
+        # One file for each GPU: instances start side by side.
+        files.write(directory(world) / gpu.uuid, f"{gpu.compute_mode}\n")
+
+
+def to_bring_back(world: World, gpu: Gpu) -> Optional[str]:
+    """The former mode of a GPU that is in one of ours, or None where there is nothing to bring back."""
+    mode = read(world, gpu)
+    ours = gpu.compute_mode in (EXCLUSIVE_PROCESS, PROHIBITED)
+    return mode if ours and mode != gpu.compute_mode else None
+
+
+def forget(world: World, gpu: Gpu) -> None:
+    """For a GPU that is ours no longer: whoever sets its mode from now on is left alone."""
+    (directory(world) / gpu.uuid).unlink(missing_ok=True)
+
+
+def had_by(world: World, names: Iterable[str], gpus: Sequence[Gpu]) -> set[str]:
+    """The UUIDs of the GPUs that instances have by their files."""
+    found: set[str] = set()
+    for name in names:
+        try:
+            found.update(device.gpu.uuid for device in configuration.resolve(configuration.load(world, name), gpus))
+        except BadValue:
+            continue  # `status` says what is wrong with it
+    return found
+
+
+def left_behind(world: World, gpus: Sequence[Gpu], in_use: Iterable[str]) -> list[tuple[Gpu, str]]:
+    """GPUs that are in a mode of ours though no instance has them, each with the mode to bring back.
+
+    A run that was cut off leaves them. ``in_use`` are UUIDs of GPUs that are served or wished, whatever files say.
+    """
+    found = [(gpu, mode) for gpu in gpus if (mode := to_bring_back(world, gpu))]
+    if not found:
+        return []
+    kept = {*in_use, *had_by(world, configuration.names(world), gpus)}
+    return [(gpu, mode) for gpu, mode in found if gpu.uuid not in kept]
+
+
+def recorded(world: World) -> set[str]:
+    """The UUIDs of the GPUs whose former mode is on record."""
+    place = directory(world)
+    return {path.name for path in place.iterdir()} if place.is_dir() else set()

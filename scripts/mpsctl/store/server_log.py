@@ -1,0 +1,34 @@
+"""What a running server says of itself in the journal: the one exact witness of its memory limits.
+
+The journal is read only where a server runs: a host without clients does not pay for it.
+"""
+
+from __future__ import annotations
+
+from typing import Optional, Sequence
+
+from mpsctl.adapters import daemon_log
+from mpsctl.adapters.daemon_log import DaemonLog, ServerLog
+from mpsctl.store.world import World
+
+Bytes = tuple[Optional[int], ...]
+"""A limit in bytes per ordinal; None where the journal has no line."""
+
+
+def read(world: World, invocation: str, settled: bool = False) -> DaemonLog:
+    """What the journal has of one start of an instance's unit, by its InvocationID.
+
+    ``settled`` waits for lines that are still on their way.
+    """
+    return daemon_log.read(world.systemd.journal_of_start(invocation, daemon_log.WANTED, settled) if invocation else [])
+
+
+def of_unit(world: World, unit: str) -> DaemonLog:
+    """What the journal has of the unit's present start, all that was written so far."""
+    return read(world, world.systemd.show([unit]).get(unit, {}).get("InvocationID", ""), settled=True)
+
+
+def limits(server: Optional[ServerLog], devices: Sequence[str]) -> Bytes:
+    """The limits of a server now, for the daemon's devices by UUID in the order of their ordinals."""
+    by_device = server.limit_bytes if server else {}
+    return tuple(daemon_log.of_device(by_device, ordinal, uuid) for ordinal, uuid in enumerate(devices))

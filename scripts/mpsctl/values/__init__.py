@@ -1,1 +1,0 @@
-"""Floor 1: plain values. Nothing here touches the host."""
