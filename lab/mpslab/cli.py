@@ -120,7 +120,7 @@ def _do(options: argparse.Namespace, where: Places) -> None:
 
 def _change(options: argparse.Namespace, where: Places) -> None:
     if options.verb == "up":
-        fleet.up(where, _real_wish(options) if options.gpu == hosts.REAL_GPU else _wish(options))
+        fleet.up(where, _real_desired(options) if options.gpu == hosts.REAL_GPU else _desired(options))
     elif options.verb == "roots":
         fleet.build(where, (options.release,) if options.release else roots.RELEASES)
     elif options.verb == "gpu":
@@ -137,8 +137,8 @@ def _seconds(value: float) -> float:
     return value
 
 
-def _wish(options: argparse.Namespace) -> fleet.Wish:
-    return fleet.Wish(
+def _desired(options: argparse.Namespace) -> fleet.Desired:
+    return fleet.Desired(
         count=3 if options.hosts is None else options.hosts,
         gpus=2 if options.gpus is None else options.gpus,
         model=options.model or "h200",
@@ -151,7 +151,7 @@ def _wish(options: argparse.Namespace) -> fleet.Wish:
     )
 
 
-def _real_wish(options: argparse.Namespace) -> fleet.Wish:
+def _real_desired(options: argparse.Namespace) -> fleet.Desired:
     """:raises LabError: with options that only simulated GPUs and drivers can follow."""
     for name in ("gpus", "model", "mig", "daemon", "no_daemon", "driver_delay"):
         value = getattr(options, name)
@@ -160,7 +160,7 @@ def _real_wish(options: argparse.Namespace) -> fleet.Wish:
                 f"found --gpu real with --{name.replace('_', '-')}: such hosts have all GPUs of this machine and its "
                 "driver as they are; leave one of both away"
             )
-    return fleet.Wish(
+    return fleet.Desired(
         count=1 if options.hosts is None else options.hosts,
         gpus=0,
         model="",

@@ -36,7 +36,7 @@ _BOOT_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
-class Wish:
+class Desired:
     """What ``up`` was asked for."""
 
     count: int
@@ -73,27 +73,27 @@ def lock(places: Places) -> Iterator[None]:
         os.close(handle)
 
 
-def up(places: Places, wish: Wish) -> None:
-    """Make and start what is missing; what is there as wished stays untouched."""
+def up(places: Places, desired: Desired) -> None:
+    """Make and start what is missing; what is there in the desired state stays untouched."""
     begun = time.monotonic()
-    _check(wish)
+    _check(desired)
     removal.remove(places.builds)
     present = {host.name: host for host in hosts.load(places)}
-    parts = _real_parts(places, wish) if wish.real else _parts(places, wish)
+    parts = _real_parts(places, desired) if desired.real else _parts(places, desired)
     removal.remove(places.builds)
     ssh.make_key(places, Path(parts.lower[-1]))
     # other labs wait until this one's host.json files say which addresses it has
     with neighbours.alone(places) as others:
-        wanted = _wanted(wish, present, parts, [host for other in others for host in hosts.load(other)])
+        wanted = _wanted(desired, present, parts, [host for other in others for host in hosts.load(other)])
         new = [host for host in wanted if host.name not in present]
         for host in new:
-            hosts.make(places, host, hosts.Driver(wish.driver_delay_s or 0))
+            hosts.make(places, host, hosts.Driver(desired.driver_delay_s or 0))
     ssh.write_config(places, hosts.load(places))
     _boot(places, wanted)
     for host in wanted:
-        if host not in new and wish.driver_delay_s is not None:
-            set_driver(places, host.name, hosts.Driver(wish.driver_delay_s))
-    more = [name for name in present if _prefix(name) == wish.prefix and name not in {host.name for host in wanted}]
+        if host not in new and desired.driver_delay_s is not None:
+            set_driver(places, host.name, hosts.Driver(desired.driver_delay_s))
+    more = [name for name in present if _prefix(name) == desired.prefix and name not in {host.name for host in wanted}]
     if more:
         say(f"also there, from an earlier up: {', '.join(sorted(more))}; `lab/lab down` removes all")
     say(_what_is_real(wanted[0]))
@@ -131,20 +131,20 @@ def _boot(places: Places, wanted: list[hosts.Host]) -> None:
     boot.wait(places, [host for host in wanted if host not in starting], _BOOT_TIMEOUT_S)
 
 
-def _check(wish: Wish) -> None:
-    if not 1 <= wish.count <= addresses.MAX_HOSTS:
-        raise LabError(f"found --hosts {wish.count}, expected 1 to {addresses.MAX_HOSTS}")
-    if wish.shares and not wish.real:
+def _check(desired: Desired) -> None:
+    if not 1 <= desired.count <= addresses.MAX_HOSTS:
+        raise LabError(f"found --hosts {desired.count}, expected 1 to {addresses.MAX_HOSTS}")
+    if desired.shares and not desired.real:
         raise LabError(
             "found --share without --gpu real: nothing of this machine reaches a simulated host; copy files with "
             "`lab/lab ssh HOST 'cat >FILE' <FILE`"
         )
-    if not 0 <= wish.gpus <= models.MAX_GPUS:
-        raise LabError(f"found --gpus {wish.gpus}, expected 0 to {models.MAX_GPUS}")
-    if not re.fullmatch(r"[a-z][a-z0-9]{0,19}(-[a-z0-9]+)*", wish.prefix) or len(wish.prefix) > 40:
-        raise LabError(f"found --prefix {wish.prefix}, expected a host name in lower case")
-    if not wish.real:
-        models.check_mig(wish.model, wish.mig)
+    if not 0 <= desired.gpus <= models.MAX_GPUS:
+        raise LabError(f"found --gpus {desired.gpus}, expected 0 to {models.MAX_GPUS}")
+    if not re.fullmatch(r"[a-z][a-z0-9]{0,19}(-[a-z0-9]+)*", desired.prefix) or len(desired.prefix) > 40:
+        raise LabError(f"found --prefix {desired.prefix}, expected a host name in lower case")
+    if not desired.real:
+        models.check_mig(desired.model, desired.mig)
 
 
 def _prefix(name: str) -> str:
@@ -163,46 +163,48 @@ class _Parts:
     nspawn: str = ""
 
 
-def _parts(places: Places, wish: Wish) -> _Parts:
+def _parts(places: Places, desired: Desired) -> _Parts:
     """Roots and layers, built and fetched where they are not there yet."""
-    root = roots.root(places, wish.release)
+    root = roots.root(places, desired.release)
     layers = [layer.layer(places), root]
-    if wish.daemon is None:
-        return _Parts(tuple(map(str, layers)), None, _DRIVER_WITHOUT_DAEMON, wish.release, wish.gpus)
-    fetched = daemons.daemon(places, wish.daemon, root)
+    if desired.daemon is None:
+        return _Parts(tuple(map(str, layers)), None, _DRIVER_WITHOUT_DAEMON, desired.release, desired.gpus)
+    fetched = daemons.daemon(places, desired.daemon, root)
     layers.insert(1, fetched.layer)
     # NVIDIA ships both together, so the simulated driver says the daemon's version
-    return _Parts(tuple(map(str, layers)), fetched.version, fetched.version, wish.release, wish.gpus)
+    return _Parts(tuple(map(str, layers)), fetched.version, fetched.version, desired.release, desired.gpus)
 
 
-def _real_parts(places: Places, wish: Wish) -> _Parts:
+def _real_parts(places: Places, desired: Desired) -> _Parts:
     """A root and nothing simulated over it: built here, or out of the bundle where this machine cannot do that."""
     gpus = passthrough.gpus()
     # what is missing of the driver is said here, and not by a host that does not boot
     passthrough.binds()
     archive = bundle.wanted()
     if archive is None:
-        root = roots.root(places, wish.release or roots.RELEASES[0])
+        root = roots.root(places, desired.release or roots.RELEASES[0])
         return _Parts((str(root),), None, gpus.driver_version, root.name.partition("-")[0], gpus.count)
     parts = bundle.unpack(places, archive)
-    if wish.release not in ("", parts.release):
-        raise LabError(f"found --release {wish.release}, {archive} has {parts.release}; leave --release away")
+    if desired.release not in ("", parts.release):
+        raise LabError(f"found --release {desired.release}, {archive} has {parts.release}; leave --release away")
     return _Parts((str(parts.root),), None, gpus.driver_version, parts.release, gpus.count, str(parts.nspawn))
 
 
-def _wanted(wish: Wish, present: dict[str, hosts.Host], parts: _Parts, foreign: list[hosts.Host]) -> list[hosts.Host]:
-    """The wished hosts: those that are there as they are, the others anew.
+def _wanted(
+    desired: Desired, present: dict[str, hosts.Host], parts: _Parts, foreign: list[hosts.Host]
+) -> list[hosts.Host]:
+    """The desired hosts: those that are there as they are, the others anew.
 
     :param foreign: the hosts of the machine's other labs, which have their addresses even while they are stopped.
     :raises LabError: if one is there as something else.
     """
-    numbers = range(1, wish.count + 1)
+    numbers = range(1, desired.count + 1)
     taken = {_prefix(host.name): addresses.block_of(host.address) for host in present.values()}
     ports = {host.port for host in present.values()}
     port = ports.pop() if ports else addresses.choose_port()
     reserved = {addresses.block_of(host.address) for host in foreign}
     block = addresses.choose_block(
-        wish.prefix,
+        desired.prefix,
         taken,
         numbers,
         lambda text: addresses.block_of(text) not in reserved and addresses.bindable(text, port),
@@ -210,18 +212,18 @@ def _wanted(wish: Wish, present: dict[str, hosts.Host], parts: _Parts, foreign: 
     wanted = []
     for number in numbers:
         host = hosts.Host(
-            name=f"{wish.prefix}-{number:02d}",
+            name=f"{desired.prefix}-{number:02d}",
             address=addresses.address(block, number),
             port=port,
             release=parts.release,
             daemon=parts.daemon,
             driver_version=parts.driver_version,
             gpus=parts.gpus,
-            model=wish.model,
-            mig=wish.mig,
+            model=desired.model,
+            mig=desired.mig,
             lower=parts.lower,
-            gpu=wish.gpu,
-            shares=wish.shares,
+            gpu=desired.gpu,
+            shares=desired.shares,
             nspawn=parts.nspawn,
         )
         there = present.get(host.name)
@@ -229,12 +231,12 @@ def _wanted(wish: Wish, present: dict[str, hosts.Host], parts: _Parts, foreign: 
     return wanted
 
 
-def _same(wished: hosts.Host, there: hosts.Host) -> hosts.Host:
+def _same(desired: hosts.Host, there: hosts.Host) -> hosts.Host:
     """Layers from newer sources are no difference to the user: they come with the next down and up."""
     # a real host has the GPUs that its machine has at each boot
-    more = ("shares",) if wished.real else ("gpus", "model", "mig")
+    more = ("shares",) if desired.real else ("gpus", "model", "mig")
     for field in ("gpu", "release", "daemon", *more):
-        found, expected = getattr(there, field), getattr(wished, field)
+        found, expected = getattr(there, field), getattr(desired, field)
         if found != expected:
             raise LabError(
                 f"{there.name} is there with {field} {found}, asked for {expected}; take the lab down first, or name "

@@ -41,13 +41,13 @@ def test_every_gpu_is_exclusive(host: Any) -> None:
     assert [gpu["instance"] for gpu in gpus] == list(INSTANCES)
 
 
-def test_status_finds_everything_as_wished_and_says_that_the_gpus_are_simulated(
+def test_status_finds_everything_in_the_desired_state_and_says_that_the_gpus_are_simulated(
     host: Any, status: Callable[[], dict[str, Any]]
 ) -> None:
     assert host.run("mpsctl status").rc == 0
     found = status()
     assert list(found) == list(INSTANCES)
-    assert all(one["as_wished"] and not one["findings"] for one in found.values()), found
+    assert all(one["as_desired"] and not one["findings"] for one in found.values()), found
     assert all(one["simulated"] and one["gpus"][0]["name"].endswith("(simulated)") for one in found.values())
 
 

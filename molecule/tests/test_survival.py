@@ -15,11 +15,11 @@ def test_after_kill_9_the_limit_is_in_force_again(
     assert host.run(f"kill -9 {before}").rc == 0
     eventually("another daemon", lambda: status()["0"]["unit"]["main_pid"] not in (0, before))
     eventually("the limit is in force", lambda: ask("0", "get_default_device_pinned_mem_limit 0") == "4G")
-    eventually("all is as wished", lambda: all(one["as_wished"] for one in status().values()))
+    eventually("all is in the desired state", lambda: all(one["as_desired"] for one in status().values()))
     assert int(host.service("mps-control@1").systemd_properties["MainPID"]) == other, "its neighbour was left alone"
 
 
-def test_a_limit_changed_by_hand_is_found_and_a_reload_brings_the_wished_one_back(
+def test_a_limit_changed_by_hand_is_found_and_a_reload_brings_the_desired_one_back(
     host: Any, ask: Callable[[str, str], str], status: Callable[[], dict[str, Any]]
 ) -> None:
     pid = status()["1"]["unit"]["main_pid"]
@@ -40,7 +40,7 @@ def test_a_real_stop_brings_the_compute_mode_back_and_a_start_takes_it_again(
     assert not host.file("/run/nvidia-mps/1").exists
     assert host.file("/run/nvidia-mps/0/control").exists, "its neighbour was left alone"
     assert host.run("systemctl start mps-control@1").rc == 0
-    assert status()["1"]["as_wished"]
+    assert status()["1"]["as_desired"]
 
 
 def test_no_client_finds_a_socket_before_the_limit_is_in_force(host: Any) -> None:

@@ -33,7 +33,7 @@ class Said:
 
 @pytest.fixture
 def served(host: RealDaemonHost) -> tuple[RealDaemonHost, Running]:
-    host.wish(DeviceMemoryLimit="900M", ActiveThreadPercentage=50)
+    host.desired(DeviceMemoryLimit="900M", ActiveThreadPercentage=50)
     return host, host.bring_up()
 
 
@@ -54,11 +54,11 @@ def mpsctl(host: RealDaemonHost, daemon: Running, verb: str) -> Said:
 
 
 def is_right(said: Said) -> bool:
-    """Everything is as wished: the only right answer where the daemon was heard."""
+    """Everything is in the desired state: the only right answer where the daemon was heard."""
     if said.verb == "status":
         one = said.answer["instances"]["0"]
         shown = [value["shown"] for value in one["values"]]
-        return said.code == 0 and bool(one["as_wished"]) and shown == ["900M", "50.0"]
+        return said.code == 0 and bool(one["as_desired"]) and shown == ["900M", "50.0"]
     if said.verb == "health":
         return said.code == 0 and said.answer["instances"]["0"] == {"instance": "0", "findings": [], "actions": []}
     if said.verb == "env":

@@ -25,7 +25,7 @@ from mpsctl.model.errors import BadValue, NotReady
 from mpsctl.model.instance import DAEMON_DIRECTORY_MAX_BYTES, PRIVATE_NAME_BYTES, check_pipe_directory
 from mpsctl.observe.clients import Client
 from mpsctl.store import configuration
-from mpsctl.store.desired import Wish, steps
+from mpsctl.store.desired_values import Desired, steps
 from real_daemon import RealDaemonHost, Running, Starter, held_session
 
 LIMIT = "default_device_pinned_mem_limit 0"
@@ -46,7 +46,7 @@ def limit_of(daemon: Running) -> list[str]:
 @settings(max_examples=10)
 def test_below_one_gib_every_limit_reads_back_to_the_mib(daemon: Running, limits_mib: list[int]) -> None:
     for mib in limits_mib:
-        (step,) = steps(Wish((mib,), None, None), None)
+        (step,) = steps(Desired((mib,), None, None), None)
         _, shown = daemon.front_end().ask([step.setter, step.getter])
         assert step.in_force(shown), (mib, shown)
         assert shown == [f"{mib}M"]
@@ -55,7 +55,7 @@ def test_below_one_gib_every_limit_reads_back_to_the_mib(daemon: Running, limits
 @given(mib=st.integers(1024, quantity.MAX_MIB))
 @settings(max_examples=20)
 def test_from_one_gib_on_the_getter_rounds_down_as_expected(daemon: Running, mib: int) -> None:
-    (step,) = steps(Wish((mib,), None, None), None)
+    (step,) = steps(Desired((mib,), None, None), None)
     said, shown = daemon.front_end().ask([step.setter, step.getter])
     assert said == []
     assert shown == [step.reads] == [f"{mib // 1024}G"]
@@ -64,22 +64,22 @@ def test_from_one_gib_on_the_getter_rounds_down_as_expected(daemon: Running, mib
 @given(tenths=st.integers(1, 1000))
 @settings(max_examples=20)
 def test_every_thread_percentage_with_one_decimal_reads_back(daemon: Running, tenths: int) -> None:
-    (step,) = steps(Wish((), tenths / 10, None), None)
+    (step,) = steps(Desired((), tenths / 10, None), None)
     said, shown = daemon.front_end().ask([step.setter, step.getter])
     assert said == shown == [step.reads]
 
 
 @pytest.mark.parametrize("priority", [1, 0])
 def test_the_client_priority_reads_back(daemon: Running, priority: int) -> None:
-    (step,) = steps(Wish((), None, priority), None)
+    (step,) = steps(Desired((), None, priority), None)
     assert step.in_force(daemon.front_end().ask([step.setter, step.getter])[1])
 
 
 @pytest.mark.parametrize("text", MISREAD)
 def test_what_the_daemon_would_misread_is_refused_before_it_gets_there(host: RealDaemonHost, text: str) -> None:
-    host.wish(DeviceMemoryLimit="900M")
+    host.desired(DeviceMemoryLimit="900M")
     daemon = host.bring_up()
-    host.wish(DeviceMemoryLimit=text)
+    host.desired(DeviceMemoryLimit=text)
     with pytest.raises(BadValue):
         apply.apply(host.world, "0", daemon.pid)
     assert limit_of(daemon) == ["900M"]
@@ -109,9 +109,9 @@ def test_the_fake_of_the_unit_tests_reads_priorities_as_the_daemon_does(daemon: 
 
 
 def test_apply_puts_everything_in_force_and_a_second_one_finds_nothing_to_do(host: RealDaemonHost) -> None:
-    host.wish(DeviceMemoryLimit="1536M", ActiveThreadPercentage=33.3, ClientPriority=1)
+    host.desired(DeviceMemoryLimit="1536M", ActiveThreadPercentage=33.3, ClientPriority=1)
     daemon = host.bring_up()
-    assert host.gate_is_open()
+    assert host.door_is_open()
     assert daemon.front_end().ask(
         [f"get_{LIMIT}", "get_default_active_thread_percentage", "get_default_client_priority"]
     ) == [["1G"], ["33.3"], ["1"]]
@@ -119,29 +119,29 @@ def test_apply_puts_everything_in_force_and_a_second_one_finds_nothing_to_do(hos
 
 
 def test_a_changed_limit_goes_in_force_on_the_running_daemon(host: RealDaemonHost) -> None:
-    host.wish(DeviceMemoryLimit="900M")
+    host.desired(DeviceMemoryLimit="900M")
     daemon = host.bring_up()
-    host.wish(DeviceMemoryLimit="800M")
+    host.desired(DeviceMemoryLimit="800M")
     assert apply.apply(host.world, "0", daemon.pid) == ["memory limit of device 0 (default): 900M -> 800 MiB"]
     assert limit_of(daemon) == ["800M"]
 
 
 def test_a_restart_forgets_everything_and_apply_brings_it_back(host: RealDaemonHost) -> None:
-    host.wish(DeviceMemoryLimit="900M", ActiveThreadPercentage=50, ClientPriority=1)
+    host.desired(DeviceMemoryLimit="900M", ActiveThreadPercentage=50, ClientPriority=1)
     host.bring_up().end()
     second = host.begin()
     second.wait_until_it_answers()
     asked = [f"get_{LIMIT}", "get_default_active_thread_percentage", "get_default_client_priority"]
     assert second.front_end().ask(asked) == [[], ["100.0"], ["0"]]
-    assert not host.gate_is_open()
+    assert not host.door_is_open()
     apply.apply(host.world, "0", second.pid)
     assert second.front_end().ask(asked) == [["900M"], ["50.0"], ["1"]]
-    assert host.gate_is_open()
+    assert host.door_is_open()
 
 
 def test_two_daemons_side_by_side_have_their_own_limits(host: RealDaemonHost) -> None:
-    host.wish("0", DeviceMemoryLimit="900M")
-    host.wish("1", DeviceMemoryLimit="800M")
+    host.desired("0", DeviceMemoryLimit="900M")
+    host.desired("1", DeviceMemoryLimit="800M")
     daemons = [host.bring_up("0"), host.bring_up("1")]
     assert [limit_of(daemon) for daemon in daemons] == [["900M"], ["800M"]]
     assert pipe.daemons_on(host.pipe_root / "0") == [daemons[0].pid]
@@ -149,19 +149,19 @@ def test_two_daemons_side_by_side_have_their_own_limits(host: RealDaemonHost) ->
 
 
 def test_a_daemon_that_died_is_told_from_one_that_is_slow(host: RealDaemonHost) -> None:
-    host.wish(DeviceMemoryLimit="900M")
+    host.desired(DeviceMemoryLimit="900M")
     daemon = host.begin()
     daemon.end()
     with pytest.raises(NotReady, match="has ended"):
         apply.apply(host.world, "0", daemon.pid)
-    assert not host.gate_is_open()
+    assert not host.door_is_open()
 
 
-def test_stop_ends_the_daemon_and_closes_the_gate(host: RealDaemonHost) -> None:
-    host.wish(DeviceMemoryLimit="900M", StopTimeoutSec=5)
+def test_stop_ends_the_daemon_and_closes_the_door(host: RealDaemonHost) -> None:
+    host.desired(DeviceMemoryLimit="900M", StopTimeoutSec=5)
     daemon = host.bring_up()
     assert stop.stop(host.world, "0", daemon.pid)
-    assert not host.gate_is_open()
+    assert not host.door_is_open()
     assert not procfs.alive(daemon.pid)
     assert daemon.process.wait() == 0
 
@@ -175,7 +175,7 @@ def drained(host: RealDaemonHost, timeout_s: int) -> drain.Drained:
 
 
 def test_a_drained_daemon_stays_up_and_closed_over_a_new_start_until_undrain(host: RealDaemonHost) -> None:
-    public = host.wish(DeviceMemoryLimit="900M")
+    public = host.desired(DeviceMemoryLimit="900M")
     first = host.bring_up()
     assert drained(host, 5).empty
     through = control.FrontEnd(public, binary=first.binary)
@@ -184,14 +184,14 @@ def test_a_drained_daemon_stays_up_and_closed_over_a_new_start_until_undrain(hos
     assert limit_of(first) == ["900M"]
     first.end()
     second = host.bring_up()
-    assert not host.gate_is_open()
+    assert not host.door_is_open()
     assert limit_of(second) == ["900M"]
     drain.undrain(host.world, "0")
     assert through.ask([f"get_{LIMIT}"]) == [["900M"]]
 
 
 def test_a_stopped_daemon_is_drained_within_the_bound_and_never_taken_for_empty(host: RealDaemonHost) -> None:
-    host.wish(DeviceMemoryLimit="900M")
+    host.desired(DeviceMemoryLimit="900M")
     daemon = host.bring_up()
     daemon.process.send_signal(signal.SIGSTOP)
     try:
@@ -200,11 +200,11 @@ def test_a_stopped_daemon_is_drained_within_the_bound_and_never_taken_for_empty(
         daemon.process.send_signal(signal.SIGCONT)
     assert not found.empty
     assert found.unknown is not None
-    assert not host.gate_is_open()
+    assert not host.door_is_open()
 
 
 def test_a_client_that_the_daemon_does_not_know_gets_no_signal(host: RealDaemonHost) -> None:
-    host.wish(DeviceMemoryLimit="900M")
+    host.desired(DeviceMemoryLimit="900M")
     daemon = host.bring_up()
     with subprocess.Popen(["/bin/sleep", "600"]) as child:
         try:
@@ -216,15 +216,15 @@ def test_a_client_that_the_daemon_does_not_know_gets_no_signal(host: RealDaemonH
             child.kill()
 
 
-# -- the gate
+# -- the front door
 
 
 def test_a_client_of_the_public_directory_reaches_the_daemon_behind_it(host: RealDaemonHost) -> None:
-    public = host.wish(DeviceMemoryLimit="900M")
+    public = host.desired(DeviceMemoryLimit="900M")
     daemon = host.bring_up()
     through = control.FrontEnd(public, binary=daemon.binary)
     assert through.ask([f"get_{LIMIT}"]) == [["900M"]]
-    pipe.close_gate(public)
+    pipe.close_door(public)
     with pytest.raises(Unreachable):
         through.ask([f"get_{LIMIT}"])
     assert limit_of(daemon) == ["900M"]
@@ -271,7 +271,7 @@ def test_a_bind_mounted_directory_is_shut_until_the_limits_are_in_force_and_outl
     host: RealDaemonHost, start: Starter
 ) -> None:
     """A container that has the public directory mounted sees the links come and go, and needs no new mount."""
-    host.wish(DeviceMemoryLimit="900M")
+    host.desired(DeviceMemoryLimit="900M")
     first = host.begin()
     public = host.pipe_root / "0"
     with container(public, start.binary) as ask:
@@ -280,7 +280,7 @@ def test_a_bind_mounted_directory_is_shut_until_the_limits_are_in_force_and_outl
         apply.apply(host.world, "0", first.pid)
         assert ask() == "900M"
         first.end()
-        pipe.close_gate(public)
+        pipe.close_door(public)
         second = host.begin()
         second.wait_until_it_answers()
         assert "Cannot find MPS control daemon process" in ask()
@@ -289,7 +289,7 @@ def test_a_bind_mounted_directory_is_shut_until_the_limits_are_in_force_and_outl
 
 
 def test_setters_need_the_second_link_from_550_on(host: RealDaemonHost, version: int) -> None:
-    public = host.wish(DeviceMemoryLimit="900M")
+    public = host.desired(DeviceMemoryLimit="900M")
     daemon = host.bring_up()
     through = control.FrontEnd(public, binary=daemon.binary)
     through.ask([f"set_{LIMIT} 800M"])
@@ -409,7 +409,7 @@ def test_the_longest_public_directory_that_is_let_through_can_be_served(start: S
     private = pipe.new_private(public)
     assert len(str(private)) == DAEMON_DIRECTORY_MAX_BYTES
     daemon = start(private)
-    pipe.open_gate(public, private)
+    pipe.open_door(public, private)
     assert control.FrontEnd(public, binary=daemon.binary).ask(["get_default_client_priority"]) == [["0"]]
 
 

@@ -13,8 +13,8 @@ from real_daemon import RealDaemonHost, Running, Starter, held_session
 
 @pytest.fixture
 def daemon(host: RealDaemonHost) -> Running:
-    """Instance 0 as wished, its daemon a real one."""
-    host.wish(DeviceMemoryLimit="900M", ActiveThreadPercentage=50, ComputeMode="exclusive_process")
+    """Instance 0 in the desired state, its daemon a real one."""
+    host.desired(DeviceMemoryLimit="900M", ActiveThreadPercentage=50, ComputeMode="exclusive_process")
     host.places.root.chmod(0o755)
     unit = host.systemd.unit("mps-control@0.service")
     unit.enabled = True
@@ -28,7 +28,7 @@ def checks(host: RealDaemonHost) -> dict[str, Check]:
 
 
 @pytest.mark.usefixtures("daemon")
-def test_a_daemon_that_does_as_wished_passes(host: RealDaemonHost, version: int) -> None:
+def test_a_daemon_that_does_in_the_desired_state_passes(host: RealDaemonHost, version: int) -> None:
     found = checks(host)
     passed = {name for name, one in found.items() if one.level == PASS}
     # Its parent is this test, not systemd; and before 550 everybody may change limits.

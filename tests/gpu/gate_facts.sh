@@ -3,7 +3,7 @@
 # Decides how clients can be kept out until limits are in force. Changes nothing on the GPU.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
-base=/run/mps-gate; rm -rf $base; mkdir -p $base/0; chmod 0755 $base $base/0
+base=/run/mps-front door; rm -rf $base; mkdir -p $base/0; chmod 0755 $base $base/0
 public=$base/0; private=$base/0/.d-$RANDOM; mkdir -m 0711 $private
 client() { CUDA_MPS_PIPE_DIRECTORY=$1 timeout 30 python3 "$here/cuda_client.py" "${@:2}"; }
 ask() { local d=$1; shift; printf '%s\n' "$@" | CUDA_MPS_PIPE_DIRECTORY=$d timeout 10 nvidia-cuda-mps-control; echo "[rc=$?]"; }
@@ -21,7 +21,7 @@ echo "== all names as symlinks"; for f in $private/*; do ln -sf $(basename $priv
 echo "== by visible devices uuid on the client"; CUDA_VISIBLE_DEVICES=$UUID client $public --label uuid-visible
 echo "== wrong index"; CUDA_VISIBLE_DEVICES=1 client $public --label index1
 echo "== quick succession of uids: server list and environment"; ask $private get_server_list; for s in $(echo get_server_list | CUDA_MPS_PIPE_DIRECTORY=$private nvidia-cuda-mps-control); do tr '\0' '\n' </proc/$s/environ | grep -E 'CUDA|PATH'; done
-echo "== gate closed under a running client"; client $public --label runner --hold-s 4 & sleep 1.5; rm -f $public/control $public/control_privileged $public/log $public/control_lock $public/*.pid; client $public --label closed; wait %2
+echo "== front door closed under a running client"; client $public --label runner --hold-s 4 & sleep 1.5; rm -f $public/control $public/control_privileged $public/log $public/control_lock $public/*.pid; client $public --label closed; wait %2
 echo "== start_server for uid 1000 behind a 0711 directory"; ask $private "start_server -uid 1000"; sleep 1; S=$(echo get_server_list | CUDA_MPS_PIPE_DIRECTORY=$private nvidia-cuda-mps-control); echo "servers: $S"; for s in $S; do ask $private "get_server_status $s"; ask $private "get_device_pinned_mem_limit $s 0"; ps -o pid,uid,cmd -p $s; done
 echo "== is control_privileged used by root commands through the public directory? only control there"; ln -s $(basename $private)/control $public/control; ask $public "set_default_device_pinned_mem_limit 0 3G" "get_default_device_pinned_mem_limit 0" "get_default_active_thread_percentage"
 echo "== by uuid key"; ask $private "set_default_device_pinned_mem_limit $UUID 1536M" "get_default_device_pinned_mem_limit $UUID" "get_default_device_pinned_mem_limit 0"

@@ -4,7 +4,7 @@
 See gpu_host.py for the host. 8 clients hold contexts under 4G while site.yml changes the limit to 6G: all live
 on at their old limit by their own cuMemGetInfo, a new client gets 6G to the byte, and `mpsctl status` tells them
 apart. Each way to shake a limit off by the client's own variable is named within one `mpsctl status`. With the
-policy terminate, `mpsctl health` ends the escaped client (it sees error 810) and no other.
+policy terminate, `mpsctl health` ends the client without its limit (it sees error 810) and no other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpu_host import CLIENT, Host, converge, expect, fail, on_a_host
 
 PLACE = "/run/trial"
 VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
-ESCAPES = ("0=1G,1=1G", "1=1G", "1G")
+LIMIT_BYPASSES = ("0=1G,1=1G", "1=1G", "1G")
 OLD_MIB, NEW_MIB = 4096, 6144
 DEADLINE_S = 30
 
@@ -43,7 +43,7 @@ class Client:
     def _line(self, number: int) -> dict[str, Any]:
         end = time.monotonic() + DEADLINE_S
         while time.monotonic() < end:
-            lines = self._host.run(f"cat {self._said}", check=False, quiet=True).splitlines()
+            lines = self._host.run(f"cat {self._said}", check=False, idle=True).splitlines()
             if len(lines) > number and lines[number].startswith("{"):
                 found: dict[str, Any] = json.loads(lines[number])
                 return found
@@ -53,11 +53,11 @@ class Client:
 
     @property
     def alive(self) -> bool:
-        return self._host.run(f"kill -0 {self.pid} 2>&1", check=False, quiet=True).strip() == ""
+        return self._host.run(f"kill -0 {self.pid} 2>&1", check=False, idle=True).strip() == ""
 
     def leave(self) -> dict[str, Any]:
         """How it ended, and what was free to it last."""
-        self._host.run(f"rm -f {self._hold}", quiet=True)
+        self._host.run(f"rm -f {self._hold}", idle=True)
         return self.end()
 
     def end(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Client:
 def status(host: Host) -> dict[str, Any]:
     """Instance 0 by one call of `mpsctl status`."""
     host.run("mpsctl status", check=False)
-    said = host.run("mpsctl status --json", check=False, quiet=True)
+    said = host.run("mpsctl status --json", check=False, idle=True)
     found: dict[str, Any] = json.loads(said.splitlines()[-1])["instances"]["0"]
     return found
 
@@ -85,7 +85,7 @@ def of_pid(found: dict[str, Any], pid: int) -> dict[str, Any]:
 def trial(host: Host) -> None:
     converge(host, "4G")
     change_under_load(host)
-    escapes(host)
+    limit_bypasses(host)
     policy(host)
     host.run("journalctl -u mps-health.service -b --no-pager -o cat | tail -20", check=False)
 
@@ -106,7 +106,7 @@ def change_under_load(host: Host) -> None:
     found = status(host)
     expect("the daemon is the same process", host.run("systemctl show -p MainPID --value mps-control@0"), main_pid)
     expect("the server is the same process", [server["pid"] for server in found["servers"]], before)
-    expect("everything is as wished", (found["as_wished"], found["findings"]), (True, []))
+    expect("everything is in the desired state", (found["as_desired"], found["findings"]), (True, []))
     limit = next(value for value in found["servers"][0]["values"] if value["what"].startswith("memory limit"))
     expect("the server's limit to the byte, by its own log", limit["log_bytes"], NEW_MIB << 20)
     expect(
@@ -116,7 +116,7 @@ def change_under_load(host: Host) -> None:
     )
     for client in old:
         expect(
-            f"{client.label} is told to be older", "wished 6144 MiB" in str(of_pid(found, client.pid)["older"]), True
+            f"{client.label} is told to be older", "desired 6144 MiB" in str(of_pid(found, client.pid)["older"]), True
         )
     expect(
         "the limit of the new client",
@@ -132,17 +132,17 @@ def change_under_load(host: Host) -> None:
     new.leave()
 
 
-def escapes(host: Host) -> None:
+def limit_bypasses(host: Host) -> None:
     print("-- three ways to shake a limit off")
     good = Client(host, "good", "0=1G")
-    bad = [Client(host, f"bad{number}", variable) for number, variable in enumerate(ESCAPES)]
+    bad = [Client(host, f"bad{number}", variable) for number, variable in enumerate(LIMIT_BYPASSES)]
     found = status(host)
-    for client, variable in zip(bad, ESCAPES):
+    for client, variable in zip(bad, LIMIT_BYPASSES):
         expect(f"{variable!r}: more than the limit is free to it", client.free_mib > NEW_MIB, True)
-        expect(f"{variable!r} is named", f"{VARIABLE}={variable}:" in str(of_pid(found, client.pid)["escaped"]), True)
+        expect(f"{variable!r} is named", f"{VARIABLE}={variable}:" in str(of_pid(found, client.pid)["bypassed"]), True)
     named(found["findings"], bad, "status names each in a finding")
-    expect("a client that only lowers its limit is not accused", of_pid(found, good.pid)["escaped"], None)
-    expect("no more findings than escapes", len(found["findings"]), len(bad))
+    expect("a client that only lowers its limit is not accused", of_pid(found, good.pid)["bypassed"], None)
+    expect("no more findings than limit bypasses", len(found["findings"]), len(bad))
     for client in [good, *bad]:
         client.leave()
 
@@ -156,13 +156,13 @@ def policy(host: Host) -> None:
     converge(host, "6G", "-e mps_escaped_clients=terminate -e mps_escape_grace_s=2")
     host.run("systemctl list-timers mps-health.timer --no-pager; systemctl stop mps-health.timer")
     others = [Client(host, "other0"), Client(host, "other1", "0=2G")]
-    bad = Client(host, "escaped", ESCAPES[0])
+    bad = Client(host, "bypassed", LIMIT_BYPASSES[0])
     host.run("mpsctl health; echo exit $?")
     expect("it lives through its grace time", bad.alive, True)
     time.sleep(3)
     said = host.run("mpsctl health; echo exit $?")
     expect("health says what it did", f" {bad.pid}`" in said and "terminate_client" in said, True)
-    expect("the escaped client sees CUDA_ERROR_MPS_CLIENT_TERMINATED", bad.end().get("code"), 810)
+    expect("the client without its limit sees CUDA_ERROR_MPS_CLIENT_TERMINATED", bad.end().get("code"), 810)
     expect("the others are alive", [client.alive for client in others], [True, True])
     expect("the others end well", [client.leave()["held"] for client in others], ["ok", "ok"])
     said = host.run("mpsctl health; echo exit $?")

@@ -111,7 +111,7 @@ print(
             "served": served_after,
             "status": [code, findings],
             "limits": [limit(number) for number in range(GPUS)],
-            "cut_off": sorted(path for pattern in LEFT for path in glob.glob(pattern)),
+            "partial_files": sorted(path for pattern in LEFT for path in glob.glob(pattern)),
             "directories": [path for path in DIRECTORIES if os.path.exists(path)],
             "enabled": sorted(glob.glob("/etc/systemd/system/*.wants/mps-*")),
             "units": ask("systemctl", "list-units", "--all", "--plain", "--no-legend", "mps-*")[1].split("\n")[:-1],

@@ -45,7 +45,7 @@ class Process:
 
     @property
     def acts(self) -> bool:
-        """A mpsctl that changes its host, or the carrier that started it."""
+        """A mpsctl that changes its host, or the bootstrap that started it."""
         python = bool(self.words) and Path(self.words[0]).name.startswith("python")
         return python and "reconcile" in self.words and "--check" not in self.words
 
@@ -208,7 +208,7 @@ class Trial:
                 if one["files"].get(path) not in whole:
                     self.violations.append(f"{where}: {name}: {path} was neither the old nor the new file")
 
-    def judge_wished(self, where: str, found: dict[str, dict[str, Any]], limit_mib: int) -> None:
+    def judge_desired(self, where: str, found: dict[str, dict[str, Any]], limit_mib: int) -> None:
         shown = f"{limit_mib >> 10}G"
         for name, one in found.items():
             wrong = {
@@ -216,7 +216,7 @@ class Trial:
                 "limits": one["limits"] if one["limits"] != [shown] * GPUS else None,
                 "modes": {**one["modes"]} if set(one["modes"].values()) != {"exclusive_process"} else None,
                 "served": one["served"] if one["served"] != sorted(one["modes"]) else None,
-                "halves of files": one["cut_off"] or None,
+                "halves of files": one["partial_files"] or None,
                 "enabled": one["enabled"] if len(one["enabled"]) != GPUS + 1 else None,
                 "older units loaded": one["stale"] if one["stale"] != "no" else None,
                 "runs that go on": one["at_work"] or None,
@@ -227,7 +227,7 @@ class Trial:
         for name, one in found.items():
             wrong = {
                 "files": one["files"] or None,
-                "halves of files": one["cut_off"] or None,
+                "halves of files": one["partial_files"] or None,
                 "directories": one["directories"] or None,
                 "enabled": one["enabled"] or None,
                 "units": one["units"] or None,
@@ -257,7 +257,7 @@ class Trial:
             self.judge_removed(where, after)
             self.play(SITE, limit_mib)
             after = self.probes()
-        self.judge_wished(where, after, limit_mib)
+        self.judge_desired(where, after, limit_mib)
         for violation in self.violations[known:]:
             print(f"VIOLATION: {violation}", file=sys.stderr, flush=True)
         self.told.append(f"{where}; then {following}: {len(self.violations)} violations so far")
@@ -291,7 +291,7 @@ def prove(prefix: str, playbook: str, rounds: int) -> None:
     with fleet(prefix, seed) as trial:
         trial.play(SITE, 4096)
         found = trial.probes()
-        trial.judge_wished("before", found, 4096)
+        trial.judge_desired("before", found, 4096)
         trial.play(playbook, 4096)  # tells how long it takes
         if playbook == REMOVE:
             trial.judge_removed("before", trial.probes())

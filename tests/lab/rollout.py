@@ -2,7 +2,7 @@
 
 The GPUs are simulated, the daemons, systemd and ssh are real. One host can be given a front-end that is a
 labelled stand-in: it drops the commands that set memory limits, so that this host's daemon refuses to come to
-the wished state.
+the desired state.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def prove_a_rollout_that_stops(rollout: Rollout, number: int, first_untouched: i
     rest = [found for ordinal, found in enumerate(after, 1) if ordinal < first_untouched and ordinal != number]
     assert [found.limits for found in rest] == [(AFTER,) * GPUS] * len(rest)
     (line,) = done.failures()
-    assert "memory limit of device 0 (default): the daemon shows 4G, wished 6144 MiB" in line, done.output
+    assert "memory limit of device 0 (default): the daemon shows 4G, desired 6144 MiB" in line, done.output
     assert "; the former limits are in force again; not begun and untouched: " in line
-    assert "as wished" in rollout.hosts[number - 1].run("mpsctl status"), "by the files that are back"
+    assert "in the desired state" in rollout.hosts[number - 1].run("mpsctl status"), "by the files that are back"
     return line

@@ -79,14 +79,16 @@ def daemons(host: Any) -> Callable[[], set[int]]:
 
 
 @pytest.fixture
-def as_wished(host: Any) -> Callable[..., bool]:
+def as_desired(host: Any) -> Callable[..., bool]:
     """Whether `mpsctl status` of the named instances, or of all, ends with 0."""
     return lambda *instances: host.run(f"mpsctl status {' '.join(instances)}").rc == 0
 
 
 @pytest.fixture
-def untouched(pid: Callable[[str], int], as_wished: Callable[..., bool]) -> Callable[..., AbstractContextManager[None]]:
-    """Whatever happens inside: these instances keep their process and stay as wished."""
+def untouched(
+    pid: Callable[[str], int], as_desired: Callable[..., bool]
+) -> Callable[..., AbstractContextManager[None]]:
+    """Whatever happens inside: these instances keep their process and stay in the desired state."""
 
     @contextmanager
     def watch(*instances: str) -> Iterator[None]:
@@ -94,7 +96,7 @@ def untouched(pid: Callable[[str], int], as_wished: Callable[..., bool]) -> Call
         assert 0 not in before.values()
         yield
         assert {instance: pid(instance) for instance in instances} == before
-        assert as_wished(*instances)
+        assert as_desired(*instances)
 
     return watch
 
@@ -141,12 +143,12 @@ def reboot(host: Any, name: str, eventually: Callable[..., None]) -> Callable[[]
 
 @pytest.fixture(autouse=True)
 def left_as_it_was(
-    host: Any, name: str, eventually: Callable[..., None], as_wished: Callable[..., bool]
+    host: Any, name: str, eventually: Callable[..., None], as_desired: Callable[..., bool]
 ) -> Iterator[None]:
-    """Each test begins on a host that is as wished, and is not over before it is so again."""
-    eventually("as wished before", as_wished)
+    """Each test begins on a host that is in the desired state, and is not over before it is so again."""
+    eventually("in the desired state before", as_desired)
     yield
     _lab("driver", name, "--well")
     _lab("driver", name, "--delay=0")
-    eventually("as wished afterwards", as_wished)
+    eventually("in the desired state afterwards", as_desired)
     assert host.run("mpsctl health").rc == 0

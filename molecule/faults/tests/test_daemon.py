@@ -20,11 +20,11 @@ def private_directories(host: Any) -> list[str]:
 
 @pytest.mark.parametrize("process", ["main", "control"])
 def test_killed_at_a_moment_of_its_start(
-    host: Any, process: str, untouched: Untouched, eventually: Eventually, as_wished: Callable[..., bool]
+    host: Any, process: str, untouched: Untouched, eventually: Eventually, as_desired: Callable[..., bool]
 ) -> None:
     """Fault: the daemon, or the command of ours that works on its start, is killed at a moment of the start
 
-    Happens: the start fails, the gate stays closed: no client finds a daemon without its limits
+    Happens: the start fails, the front door stays closed: no client finds a daemon without its limits
     Heals: systemd starts it again at once
     Tried: SIGKILL 0, 20, 50, 100, 200 and 400 ms after `systemctl start`, for the daemon and for `mpsctl`
     """
@@ -34,7 +34,7 @@ def test_killed_at_a_moment_of_its_start(
                 f"systemctl stop {UNIT}; systemctl start --no-block {UNIT}; sleep {moment_s};"
                 f" systemctl kill --kill-who={process} --signal=KILL {UNIT}"
             )
-            eventually(f"it is back after {moment_s}", lambda: as_wished("0"))
+            eventually(f"it is back after {moment_s}", lambda: as_desired("0"))
             assert len(private_directories(host)) == 1
 
 
@@ -42,7 +42,7 @@ def test_killed_in_a_loop(
     host: Any,
     untouched: Untouched,
     eventually: Eventually,
-    as_wished: Callable[..., bool],
+    as_desired: Callable[..., bool],
     daemons: Callable[[], set[int]],
 ) -> None:
     """Fault: the daemon is killed whenever it has come up
@@ -60,7 +60,7 @@ def test_killed_in_a_loop(
         host.run(loop)
         eventually("status says so", lambda: "starts in a row did not last" in host.run("mpsctl status 0").stdout)
         assert host.service(UNIT).systemd_properties["ActiveState"] != "failed"
-        eventually("it is back", lambda: as_wished("0"))
+        eventually("it is back", lambda: as_desired("0"))
     assert len(daemons()) == 2
 
 
@@ -87,13 +87,13 @@ def test_stopped_by_a_signal(host: Any, untouched: Untouched, pid: Callable[[str
 
 
 @pytest.mark.parametrize("how", ["stopped", "directory removed"])
-def test_unresponsive_where_a_restart_is_wished(
+def test_unresponsive_where_a_restart_is_desired(
     host: Any,
     how: str,
     untouched: Untouched,
     pid: Callable[[str], int],
     eventually: Eventually,
-    as_wished: Callable[..., bool],
+    as_desired: Callable[..., bool],
     daemons: Callable[[], set[int]],
 ) -> None:
     """Fault: a daemon answers nothing, and `mps_unresponsive_daemon: restart` is set
@@ -111,7 +111,7 @@ def test_unresponsive_where_a_restart_is_wished(
             assert host.run("systemctl start mps-health.service").rc != 0
             assert pid("0") == daemon, "one look is not enough"
             assert host.run("systemctl start mps-health.service").rc != 0
-            eventually("it is back", lambda: as_wished("0"))
+            eventually("it is back", lambda: as_desired("0"))
         assert pid("0") != daemon
         assert daemon not in daemons()
         journal = host.run("journalctl -u mps-health -o cat --no-pager -n 40").stdout
@@ -127,7 +127,7 @@ def test_pipe_directory_removed(
     what: str,
     untouched: Untouched,
     pid: Callable[[str], int],
-    as_wished: Callable[..., bool],
+    as_desired: Callable[..., bool],
     daemons: Callable[[], set[int]],
 ) -> None:
     """Fault: the pipe directory, its sockets or the links to them are removed under a live daemon
@@ -147,7 +147,7 @@ def test_pipe_directory_removed(
         assert "instance 1: well" in health.stdout
         links_only = what.startswith(f"{PIPE}/control ")
         assert host.run(f"systemctl {'reload' if links_only else 'restart'} {UNIT}").rc == 0
-        assert as_wished("0")
+        assert as_desired("0")
         assert (pid("0") == daemon) == links_only
         assert daemons() == {pid("0"), pid("1")}
 
@@ -155,7 +155,7 @@ def test_pipe_directory_removed(
 def test_small_files_aged_away(
     host: Any,
     untouched: Untouched,
-    as_wished: Callable[..., bool],
+    as_desired: Callable[..., bool],
     daemons: Callable[[], set[int]],
     pid: Callable[[str], int],
 ) -> None:
@@ -169,14 +169,14 @@ def test_small_files_aged_away(
     with untouched("1"):
         with untouched("0"):
             host.run(f"cd {PIPE}/.[A-Za-z0-9_-]* && rm -f control_lock log nvidia-cuda-mps-control.pid")
-            assert as_wished("0")
+            assert as_desired("0")
             assert host.run(f"systemctl reload {UNIT}").rc == 0
         assert host.run(f"systemctl restart {UNIT}").rc == 0
-        assert as_wished("0")
+        assert as_desired("0")
         assert daemons() == {pid("0"), pid("1")}
 
 
-def test_stale_files(host: Any, untouched: Untouched, as_wished: Callable[..., bool]) -> None:
+def test_stale_files(host: Any, untouched: Untouched, as_desired: Callable[..., bool]) -> None:
     """Fault: a stale pid file, lock and dead sockets lie where the daemon is to be
 
     Happens: nothing: the new daemon has a directory of its own, the links replace the dead sockets
@@ -193,7 +193,7 @@ def test_stale_files(host: Any, untouched: Untouched, as_wished: Callable[..., b
         assert host.run(f"systemctl stop {UNIT}").rc == 0
         assert host.run("python3 -c %s", dead).rc == 0
         assert host.run(f"systemctl start {UNIT}").rc == 0
-        assert as_wished("0")
+        assert as_desired("0")
         assert len(private_directories(host)) == 1
 
 
@@ -201,7 +201,7 @@ def test_foreign_daemon_on_the_directory(
     host: Any,
     untouched: Untouched,
     eventually: Eventually,
-    as_wished: Callable[..., bool],
+    as_desired: Callable[..., bool],
     daemons: Callable[[], set[int]],
 ) -> None:
     """Fault: a control daemon that somebody started by hand serves the directory already
@@ -223,7 +223,7 @@ def test_foreign_daemon_on_the_directory(
         assert host.run("mpsctl status 0").rc == 1
         assert daemons() == {foreign, *ours}
         assert host.run(f"echo quit | {by_hand} nvidia-cuda-mps-control").rc == 0
-        eventually("ours is up", lambda: as_wished("0"))
+        eventually("ours is up", lambda: as_desired("0"))
 
 
 @pytest.mark.parametrize("devices", ["CUDA_VISIBLE_DEVICES=0", ""])

@@ -1,4 +1,4 @@
-"""Faults of the file systems that hold the wished state."""
+"""Faults of the file systems that hold the desired state."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_disk_full_on_configuration(
 
 
 def test_disk_full_on_log(
-    host: Any, untouched: Untouched, eventually: Eventually, as_wished: Callable[..., bool]
+    host: Any, untouched: Untouched, eventually: Eventually, as_desired: Callable[..., bool]
 ) -> None:
     """Fault: the disk of the journal is full, and journald itself cannot start any more
 
@@ -69,7 +69,7 @@ def test_disk_full_on_log(
         try:
             assert host.run(fill).rc != 0, "journald cannot start"
             host.run(f"systemctl kill --kill-who=main --signal=KILL {UNIT}")
-            eventually("it is back", lambda: as_wished("0"))
+            eventually("it is back", lambda: as_desired("0"))
         finally:
             host.run("umount /var/log/journal; umount /run/log/journal")
             assert host.run(f"systemctl reset-failed {units}; systemctl start {units}").rc == 0
@@ -78,7 +78,7 @@ def test_disk_full_on_log(
 
 
 def test_etc_read_only(
-    host: Any, files: Callable[[], str], play: Callable[..., Any], untouched: Untouched, as_wished: Callable[..., bool]
+    host: Any, files: Callable[[], str], play: Callable[..., Any], untouched: Untouched, as_desired: Callable[..., bool]
 ) -> None:
     """Fault: /etc is read-only
 
@@ -91,7 +91,7 @@ def test_etc_read_only(
         try:
             before = files()
             assert host.run(f"systemctl restart {UNIT}").rc == 0
-            assert as_wished("0")
+            assert as_desired("0")
             done = play(*CHANGE)
             assert done.returncode != 0
             assert "Read-only file system" in done.stdout
@@ -108,12 +108,12 @@ def test_configuration_half_written(
     play: Callable[..., Any],
     untouched: Untouched,
     eventually: Eventually,
-    as_wished: Callable[..., bool],
+    as_desired: Callable[..., bool],
 ) -> None:
     """Fault: the file of an instance is half-written, empty or ends in zeros after a power cut
 
     Happens: `status` and the health timer name the file and what is wrong with it; its daemon goes on, and does not
-    start anew with half a wish, but is tried with the pauses of a crash loop; other instances are well
+    start anew with half a desired state, but is tried with the pauses of a crash loop; other instances are well
     Heals: `site.yml` writes it anew; an instance that was down comes up by itself then
     Tried: each kind of damage, `mpsctl status`, `mpsctl health`, SIGKILL to the daemon, `site.yml`
     """
@@ -133,4 +133,4 @@ def test_configuration_half_written(
         assert "mpsctl prepare: found /etc/mps/0.conf" in host.run(journal).stdout
         done = play()
         assert done.returncode == 0, done.stdout
-        eventually("it is back", lambda: as_wished("0"))
+        eventually("it is back", lambda: as_desired("0"))

@@ -20,7 +20,7 @@ def served(status: Status) -> list[list[str]]:
     return [one["serves"] for one in status().values()]
 
 
-def test_gpu_vanishes(host: Any, gpu: Lab, untouched: Untouched, as_wished: Callable[..., bool]) -> None:
+def test_gpu_vanishes(host: Any, gpu: Lab, untouched: Untouched, as_desired: Callable[..., bool]) -> None:
     """Fault: a GPU falls off the bus (Xid 79) under a running daemon
 
     Happens: `status` and the health timer name it; the instances of other GPUs go on, and can be restarted
@@ -35,15 +35,15 @@ def test_gpu_vanishes(host: Any, gpu: Lab, untouched: Untouched, as_wished: Call
         assert health.rc == 1
         assert "instance 1: well" in health.stdout
     assert host.run(f"systemctl restart {NEIGHBOUR}").rc == 0
-    assert as_wished("1")
+    assert as_desired("1")
     with untouched("0", "1"):
         gpu("return", 0)
-        assert not as_wished("0")
+        assert not as_desired("0")
         assert host.run(f"systemctl reload {UNIT}").rc == 0
 
 
 def test_gpu_vanished_at_a_start(
-    host: Any, gpu: Lab, untouched: Untouched, eventually: Eventually, as_wished: Callable[..., bool]
+    host: Any, gpu: Lab, untouched: Untouched, eventually: Eventually, as_desired: Callable[..., bool]
 ) -> None:
     """Fault: the daemon of a vanished GPU ends, or is restarted
 
@@ -55,12 +55,12 @@ def test_gpu_vanished_at_a_start(
         gpu("vanish", 0)
         assert host.run(f"systemctl kill --kill-who=main --signal=KILL {UNIT}").rc == 0
         eventually("it is waited for", lambda: "waiting up to" in host.run(f"journalctl -u {UNIT} -o cat -n 20").stdout)
-        assert not as_wished("0")
+        assert not as_desired("0")
         gpu("return", 0)
-        eventually("it is back", lambda: as_wished("0"))
+        eventually("it is back", lambda: as_desired("0"))
 
 
-def test_gpu_hangs(host: Any, gpu: Lab, as_wished: Callable[..., bool], untouched: Untouched) -> None:
+def test_gpu_hangs(host: Any, gpu: Lab, as_desired: Callable[..., bool], untouched: Untouched) -> None:
     """Fault: NVML never answers for one GPU
 
     Happens: every look leaves that GPU out after 10 s; `status` and the health timer name its instance; the
@@ -78,7 +78,7 @@ def test_gpu_hangs(host: Any, gpu: Lab, as_wished: Callable[..., bool], untouche
             assert host.run(f"systemctl restart {NEIGHBOUR}").rc == 0
         finally:
             gpu("return", 0)
-        assert as_wished("1")
+        assert as_desired("1")
         assert host.run(f"systemctl reload {UNIT}").rc == 0
 
 
@@ -100,12 +100,12 @@ def test_nvml_hangs(host: Any, driver: Lab, untouched: Untouched) -> None:
         assert "NVML does not answer within" in health.stdout
 
 
-def test_nvml_lacks_what_is_wished(
-    host: Any, gpu: Lab, untouched: Untouched, eventually: Eventually, as_wished: Callable[..., bool]
+def test_nvml_lacks_what_is_desired(
+    host: Any, gpu: Lab, untouched: Untouched, eventually: Eventually, as_desired: Callable[..., bool]
 ) -> None:
     """Fault: NVML answers "Not Supported" for the compute mode and the process lists, as virtual GPUs do
 
-    Happens: where a compute mode is wished, `status` says that NVML does not tell it, and a start fails with NVML's own
+    Happens: where a compute mode is desired, `status` says that NVML does not tell it, and a start fails with NVML's own
     words rather than run without it
     Heals: `mps_compute_mode: null` for that GPU; by itself where NVML learns it
     Tried: a GPU that lacks them, a restart, then a GPU that has them
@@ -118,11 +118,11 @@ def test_nvml_lacks_what_is_wished(
         assert host.run(f"systemctl restart {UNIT}").rc != 0
         assert "was refused by NVML: Not Supported" in host.run(f"journalctl -u {UNIT} -o cat -n 40").stdout
         gpu("return", 0)
-        eventually("it is back", lambda: as_wished("0"))
+        eventually("it is back", lambda: as_desired("0"))
 
 
 def test_driver_upgraded_underneath(
-    host: Any, driver: Lab, untouched: Untouched, eventually: Eventually, as_wished: Callable[..., bool]
+    host: Any, driver: Lab, untouched: Untouched, eventually: Eventually, as_desired: Callable[..., bool]
 ) -> None:
     """Fault: the driver's libraries are upgraded under the loaded driver (Driver/library version mismatch)
 
@@ -143,11 +143,11 @@ def test_driver_upgraded_underneath(
             eventually("it waits", lambda: waits in host.run(f"journalctl -u {UNIT} -o cat -n 20").stdout)
         finally:
             driver("--well")
-        eventually("it is back", lambda: as_wished("0"))
+        eventually("it is back", lambda: as_desired("0"))
 
 
 def test_driver_late(
-    driver: Lab, reboot: Callable[[], None], eventually: Eventually, as_wished: Callable[..., bool]
+    driver: Lab, reboot: Callable[[], None], eventually: Eventually, as_desired: Callable[..., bool]
 ) -> None:
     """Fault: the driver loads late in a boot, after the wait of the first start has ended
 
@@ -157,11 +157,11 @@ def test_driver_late(
     """
     driver("--delay=8")
     reboot()
-    eventually("it is up", as_wished)
+    eventually("it is up", as_desired)
 
 
 def test_gpu_missing_at_boot(
-    host: Any, gpu: Lab, reboot: Callable[[], None], eventually: Eventually, as_wished: Callable[..., bool]
+    host: Any, gpu: Lab, reboot: Callable[[], None], eventually: Eventually, as_desired: Callable[..., bool]
 ) -> None:
     """Fault: a GPU is missing at boot: the driver does not find it
 
@@ -173,19 +173,21 @@ def test_gpu_missing_at_boot(
     gpu("pull", 1)
     try:
         reboot()
-        eventually("the other is up", lambda: as_wished("0"))
+        eventually("the other is up", lambda: as_desired("0"))
         found = host.run("mpsctl status 1")
         assert found.rc == 1
-        assert "NOT AS WISHED" in found.stdout
+        assert "NOT IN THE DESIRED STATE" in found.stdout
     finally:
         gpu("restore")
-    eventually("it is up", lambda: as_wished("1"))
+    eventually("it is up", lambda: as_desired("1"))
 
 
-def test_gpu_swapped(host: Any, gpu: Lab, untouched: Untouched, status: Status, as_wished: Callable[..., bool]) -> None:
+def test_gpu_swapped(
+    host: Any, gpu: Lab, untouched: Untouched, status: Status, as_desired: Callable[..., bool]
+) -> None:
     """Fault: another GPU (another UUID) has the index of an instance's
 
-    Happens: `status` says which GPU the daemon serves and which is wished, and that a restart is needed
+    Happens: `status` says which GPU the daemon serves and which is desired, and that a restart is needed
     Heals: the restart, or the boot, takes the GPU that has the index now
     Tried: the card exchanged under a running daemon, `systemctl restart`, and the former one again
     """
@@ -197,7 +199,7 @@ def test_gpu_swapped(host: Any, gpu: Lab, untouched: Untouched, status: Status, 
             assert found.rc == 1
             assert "a restart is needed: the daemon serves" in found.stdout
             assert host.run(f"systemctl restart {UNIT}").rc == 0
-            assert as_wished("0")
+            assert as_desired("0")
     assert served(status) == before
 
 
@@ -207,24 +209,24 @@ def test_order_changed(
     play: Callable[..., Any],
     status: Status,
     eventually: Eventually,
-    as_wished: Callable[..., bool],
+    as_desired: Callable[..., bool],
 ) -> None:
     """Fault: the order of the GPUs' indices changes
 
-    Happens: `status` says for each instance which GPU its daemon serves and which is wished; no GPU is left without one
+    Happens: `status` says for each instance which GPU its daemon serves and which is desired; no GPU is left without one
     Heals: a boot, or `site.yml`, which restarts the instances whose clients are none
     Tried: the cards change places under running daemons, `site.yml`; they change back, a reboot
     """
     before = served(status)
     gpu("reorder")
-    assert not as_wished()
+    assert not as_desired()
     done = play()
     assert done.returncode == 0, done.stdout
-    assert as_wished()
+    assert as_desired()
     assert served(status) == before[::-1]
     gpu("reorder")
     reboot()
-    eventually("as wished", as_wished)
+    eventually("in the desired state", as_desired)
     assert served(status) == before
 
 
@@ -250,7 +252,7 @@ def test_mig_switched(host: Any, gpu: Lab, untouched: Untouched) -> None:
 
 
 def test_mig_switched_with_the_instances_stopped(
-    host: Any, gpu: Lab, eventually: Eventually, as_wished: Callable[..., bool], status: Status
+    host: Any, gpu: Lab, eventually: Eventually, as_desired: Callable[..., bool], status: Status
 ) -> None:
     """Fault: MIG is changed, or a GPU is reset, as docs/operations.md has it
 
@@ -269,22 +271,22 @@ def test_mig_switched_with_the_instances_stopped(
     gpu("mig-on", 0)
     try:
         host.run(start)
-        eventually("the other is up", lambda: as_wished("1"))
+        eventually("the other is up", lambda: as_desired("1"))
         assert "which is split by MIG" in host.run("mpsctl status 0").stdout
         assert host.run(stop).rc == 0
     finally:
         gpu("mig-off", 0)
     host.run(start)
-    eventually("all are up", as_wished)
+    eventually("all are up", as_desired)
 
 
-def test_persistence_daemon_absent(host: Any, as_wished: Callable[..., bool]) -> None:
+def test_persistence_daemon_absent(host: Any, as_desired: Callable[..., bool]) -> None:
     """Fault: nvidia-persistenced is not installed
 
     Happens: nothing: it is wanted where it exists, and never required
     Heals: nothing to heal
-    Tried: the unit does not exist on the lab's hosts, and all instances are as wished
+    Tried: the unit does not exist on the lab's hosts, and all instances are in the desired state
     """
     assert host.run("systemctl cat nvidia-persistenced.service").rc != 0
     assert "nvidia-persistenced.service" in host.service(UNIT).systemd_properties["Wants"]
-    assert as_wished()
+    assert as_desired()

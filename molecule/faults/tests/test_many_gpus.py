@@ -14,7 +14,7 @@ Lab = Callable[..., None]
 
 
 def test_all_start_at_once(
-    host: Any, reboot: Callable[[], None], status: Status, eventually: Eventually, as_wished: Callable[..., bool]
+    host: Any, reboot: Callable[[], None], status: Status, eventually: Eventually, as_desired: Callable[..., bool]
 ) -> None:
     """Fault: the instances of 16 GPUs start at once, at boot and after all daemons were killed
 
@@ -23,10 +23,10 @@ def test_all_start_at_once(
     Tried: a reboot of a host with 16 GPUs; SIGKILL to all 16 daemons at once
     """
     reboot()
-    eventually("all are up", as_wished)
+    eventually("all are up", as_desired)
     before = {name: one["unit"]["main_pid"] for name, one in status().items()}
     assert host.run(f"kill -9 {' '.join(map(str, before.values()))}").rc == 0
-    eventually("all are up again", as_wished)
+    eventually("all are up again", as_desired)
     found = status()
     assert list(found) == INSTANCES
     assert len({one["serves"][0] for one in found.values()}) == len(INSTANCES)
@@ -38,7 +38,7 @@ def test_one_dead_gpu(
     gpu: Lab,
     untouched: Callable[..., AbstractContextManager[None]],
     eventually: Eventually,
-    as_wished: Callable[..., bool],
+    as_desired: Callable[..., bool],
 ) -> None:
     """Fault: one GPU of 16 is dead while all instances start
 
@@ -51,8 +51,8 @@ def test_one_dead_gpu(
     assert host.run(f"systemctl stop {units}").rc == 0
     gpu("vanish", 7)
     host.run(f"systemctl start --no-block {units}")
-    eventually("the others are up", lambda: as_wished(*others))
+    eventually("the others are up", lambda: as_desired(*others))
     with untouched(*others):
         assert host.run("mpsctl status 7").rc == 1
         gpu("return", 7)
-        eventually("it is up as well", lambda: as_wished("7"))
+        eventually("it is up as well", lambda: as_desired("7"))

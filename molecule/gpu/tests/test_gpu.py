@@ -1,4 +1,4 @@
-"""A host with real GPUs: what is wished is in force, and a real CUDA client says so."""
+"""A host with real GPUs: what is desired is in force, and a real CUDA client says so."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 testinfra_hosts = ["ansible://gpu-nodes"]
 
 
-def test_every_instance_is_as_wished_and_no_gpu_is_simulated(host: Any) -> None:
+def test_every_instance_is_in_the_desired_state_and_no_gpu_is_simulated(host: Any) -> None:
     found = json.loads(host.run("mpsctl status --json").stdout)["instances"]
     assert found
-    assert all(one["as_wished"] and not one["simulated"] for one in found.values()), found
+    assert all(one["as_desired"] and not one["simulated"] for one in found.values()), found
 
 
 def test_a_real_client_of_every_instance_is_under_mps_and_within_its_limit(host: Any) -> None:
-    report = json.loads(host.run("mpsctl verify --witness --allocate --json").stdout)
+    report = json.loads(host.run("mpsctl verify --probe-client --allocate --json").stdout)
     for name, checks in report["instances"].items():
         levels = {one["name"]: one["level"] for one in checks}
-        witness = {check: level for check, level in levels.items() if check.startswith("witness-")}
-        assert witness.get("witness-under-mps") == "pass", (name, checks)
-        assert set(witness.values()) == {"pass"}, (name, witness)
+        probe = {check: level for check, level in levels.items() if check.startswith("probe-client-")}
+        assert probe.get("probe-client-under-mps") == "pass", (name, checks)
+        assert set(probe.values()) == {"pass"}, (name, probe)
         assert "fail" not in levels.values(), [one for one in checks if one["level"] == "fail"]
 
 

@@ -1,4 +1,4 @@
-"""Carries the wished state to a host and has mpsctl reconcile it there: one round trip, one process.
+"""Carries the desired state to a host and has mpsctl reconcile it there: one round trip, one process.
 
 The sidecar library/mps_host.py holds the documentation.
 """
@@ -16,12 +16,12 @@ from ansible.plugins.action import ActionBase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "plugin_utils"))
 
-from mps_role import ansible_values, courier, held_back, packages, report, request, rollout, variables
+from mps_role import ansible_values, deferred, packages, report, request, rollout, transport, variables
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no types
     _supports_check_mode = True
-    _VALID_ARGS = frozenset(("phase", "program", "build", "program_absent", "atomic", "witness"))
+    _VALID_ARGS = frozenset(("phase", "program", "build", "program_absent", "atomic", "probe"))
 
     def run(self, tmp: Optional[str] = None, task_vars: Optional[dict[str, Any]] = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
@@ -33,7 +33,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
                 "build": {"type": "str", "required": True},
                 "program_absent": {"type": "bool", "default": False},
                 "atomic": {"type": "bool", "default": False},
-                "witness": {"type": "bool", "default": False},
+                "probe": {"type": "bool", "default": False},
             }
         )
         check_mode = bool(self._task.check_mode)
@@ -48,12 +48,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             refused = "\n".join(variables.together({task_vars["inventory_hostname"]: refusals}))
             return {**result, **self._not_done(arguments["phase"], refused)}
         places = {name: ansible_values.plain(self._templar.template(task_vars[name])) for name in request.PLACES}
-        wish = (
+        desired = (
             request.removal(arguments["build"])
             if arguments["phase"] == "remove"
             else request.request(values, places, arguments["build"], arguments["atomic"])
         )
-        answer, sent = self._ask(json.dumps(wish), places["_mps_program"], arguments, check, task_vars)
+        answer, sent = self._ask(json.dumps(desired), places["_mps_program"], arguments, check, task_vars)
         if arguments["atomic"]:  # a package is installed by site.yml alone
             values["mps_package"] = False
         result.update(self._reading(answer, values, arguments, check_mode, task_vars["inventory_hostname"]))
@@ -65,17 +65,17 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         return result
 
     def _ask(
-        self, wish: str, installed: str, arguments: dict[str, Any], check: bool, task_vars: dict[str, Any]
+        self, desired: str, installed: str, arguments: dict[str, Any], check: bool, task_vars: dict[str, Any]
     ) -> tuple[dict[str, Any], bool]:
         """The answer of the installed program, or of ours where the host has none, or another; and whether sent."""
         python = self._python(task_vars)
-        words = courier.reconcile(check)
+        words = transport.reconcile(check)
         if not arguments["program_absent"]:
-            done = self._run_there(courier.command(installed, python, words), wish.encode())
-            answer = courier.answer(done["stdout"])
+            done = self._run_there(transport.command(installed, python, words), desired.encode())
+            answer = transport.answer(done["stdout"])
             if answer is not None and not answer.get("program_differs"):
                 return answer, False
-        answer = self._send(wish, arguments["program"], python, words)
+        answer = self._send(desired, arguments["program"], python, words)
         if answer.get("program_differs"):
             raise AnsibleActionFail(
                 f"found build {answer.get('build')} in {arguments['program']}, expected {arguments['build']};"
@@ -83,22 +83,22 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             )
         return answer, True
 
-    def _send(self, wish: str, program_file: str, python: str, words: list[str]) -> dict[str, Any]:
+    def _send(self, desired: str, program_file: str, python: str, words: list[str]) -> dict[str, Any]:
         """The answer of our own program, which travels with the request."""
         program = Path(program_file).read_bytes()
         temporary = str(self.get_shell_option("remote_tmp", default="~/.ansible/tmp"))
-        command = courier.carrying_command(len(program), temporary, python, words)
-        done = self._run_there(command, program + wish.encode())
-        answer = courier.answer(done["stdout"])
+        command = transport.bootstrap_command(len(program), temporary, python, words)
+        done = self._run_there(command, program + desired.encode())
+        answer = transport.answer(done["stdout"])
         if answer is None:
-            raise AnsibleActionFail(courier.silence(done, python))
+            raise AnsibleActionFail(transport.no_answer(done, python))
         return answer
 
     def _verify(self, arguments: dict[str, Any], installed: str, task_vars: dict[str, Any]) -> dict[str, Any]:
         """What `mpsctl verify` finds, by the installed program, or by ours where there is none that knows the verb."""
-        words = ["verify", "--json", *(["--witness"] if arguments["witness"] else [])]
+        words = ["verify", "--json", *(["--probe-client"] if arguments["probe"] else [])]
         python = self._python(task_vars)
-        answer = courier.answer(self._run_there(courier.command(installed, python, words), b"")["stdout"])
+        answer = transport.answer(self._run_there(transport.command(installed, python, words), b"")["stdout"])
         carried = answer is None or "instances" not in answer
         if answer is None or carried:
             answer = self._send("", arguments["program"], python, words)
@@ -137,7 +137,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             actions.insert(0, f"install the package of {missing['what']}")
         needed = to_install or bool(answer.get("changed") and not missing)
         waiting = [
-            held_back.line(entry, values["mps_on_clients"], values["mps_drain_timeout_s"], look or check_mode)
+            deferred.line(entry, values["mps_on_clients"], values["mps_drain_timeout_s"], look or check_mode)
             for entry in answer.get("pending") or ()
         ]
         told_later = bool(waiting) and not check_mode and not arguments["atomic"]  # tasks/held_back.yml, with an error

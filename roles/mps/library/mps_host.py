@@ -5,7 +5,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: mps_host
-short_description: Bring a host's MPS instances into the wished state
+short_description: Bring a host's MPS instances into the desired state
 description:
   - Renders the unit and the instances' files from the variables of the role mps and hands them to
     C(mpsctl reconcile) on the host, on standard input. An operator can run the very same command there.
@@ -15,7 +15,7 @@ options:
   phase:
     description:
       - V(look) only looks and says in RV(needed) whether there is something to do.
-      - V(converge) brings the host into the wished state; in check mode it looks as well.
+      - V(converge) brings the host into the desired state; in check mode it looks as well.
       - V(remove) takes everything of the project off the host; in check mode it says what would go.
       - V(verify) runs C(mpsctl verify) and hands back what it found; no finding fails the task.
     type: str
@@ -33,8 +33,8 @@ options:
     description: Whether it is known that the host lacks this build, which saves asking.
     type: bool
     default: false
-  witness:
-    description: Whether V(verify) also starts real CUDA clients as witnesses.
+  probe client:
+    description: Whether V(verify) also starts real CUDA clients as probe clients.
     type: bool
     default: false
   atomic:

@@ -1,4 +1,4 @@
-"""Copies of a user's own command as a benchmark's crew: one keeper starts them, counts, and ends all that they started.
+"""Copies of a user's own command as a benchmark's worker pool: one keeper starts them, counts, and ends all that they started.
 
 The keeper adopts whatever the copies leave behind, so that a shell's children do not outlive it, and it ends with its
 standard input, whatever ends whoever started it.
@@ -69,7 +69,7 @@ class _Keeper:
         self._ready_s: float = wanted["ready_s"]
         self._copies = [_Copy() for _ in range(wanted["copies"])]
         self._stop, self._ended, self._errors = stop, ended, errors
-        self._tether = child_process.end_with(os.getpid())
+        self._child_process = child_process.end_with(os.getpid())
         self._selector = selectors.DefaultSelector()
         self._selector.register(0, selectors.EVENT_READ)
         self._selector.register(stop, selectors.EVENT_READ)
@@ -118,7 +118,7 @@ class _Keeper:
                 stdout=subprocess.PIPE if self._lines else subprocess.DEVNULL,
                 stderr=self._errors,
                 start_new_session=True,
-                preexec_fn=self._tether,
+                preexec_fn=self._child_process,
             )
         except OSError as error:
             raise _Problem(f"{self._command[0]}: {error.strerror or error}") from None

@@ -1,4 +1,4 @@
-"""Built-in work for a GPU through libcuda, without a toolkit: one process of a benchmark's crew.
+"""Built-in work for a GPU through libcuda, without a toolkit: one process of a benchmark's worker pool.
 
 Its result is checked. A request is a few launches and one wait, as an inference is. The work is of four kinds; kernels
 of the first three do nothing but whole-number multiplications that depend on each other, as many as take the kind's
@@ -228,7 +228,7 @@ class _Triad:
         for first in (0, self._count - _ENDS):
             found = self._cuda.read(self._out + 4 * first, _ENDS)
             at = range(first, first + _ENDS)
-            wished = [kernels.filled(kernels.filled(i, 3, 1), _A, kernels.filled(i, 5, 2)) for i in at]
-            if found != wished:
+            desired = [kernels.filled(kernels.filled(i, 3, 1), _A, kernels.filled(i, 5, 2)) for i in at]
+            if found != desired:
                 return False
         return True

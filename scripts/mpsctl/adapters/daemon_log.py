@@ -2,7 +2,7 @@
 
 In the foreground the daemon writes both its own lines and its servers' to standard output (driver 580,
 H200), so one start of the unit is one stream, found by systemd's invocation id. The lines are the only exact
-witness of a memory limit: the getters round, the server writes the bytes. What the journal no longer has is
+probe client of a memory limit: the getters round, the server writes the bytes. What the journal no longer has is
 not known: every answer below may be None.
 """
 

@@ -29,7 +29,7 @@ def write(path: Path, content: Union[str, bytes], mode: int = 0o644, lasting: bo
     make_directory(path.parent)
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-    for left in cut_off(path.parent, glob.escape(path.name)):
+    for left in partial_files(path.parent, glob.escape(path.name)):
         left.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -59,8 +59,8 @@ def can_replace(path: Path) -> bool:
         return False
 
 
-def cut_off(directory: Path, names: str = "*") -> list[Path]:
-    """What calls of ``write`` that were cut off left in a directory, for files whose names match a pattern.
+def partial_files(directory: Path, names: str = "*") -> list[Path]:
+    """What calls of ``write`` that were interrupted left in a directory, for files whose names match a pattern.
 
     What a living process still writes is not among them.
     """
@@ -89,14 +89,14 @@ def make_directory(path: Path, mode: int = 0o755) -> None:
     path.chmod(mode)
 
 
-def link_cut_off(link: Path) -> Path:
-    """What a call of ``replace_symlink`` that was cut off leaves."""
+def partial_link(link: Path) -> Path:
+    """What a call of ``replace_symlink`` that was interrupted leaves."""
     return link.with_name(f".{link.name}.new")
 
 
 def replace_symlink(link: Path, target: str) -> None:
     """Point ``link`` at ``target`` in one step."""
-    temporary = link_cut_off(link)
+    temporary = partial_link(link)
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
     os.replace(temporary, link)

@@ -1,4 +1,4 @@
-"""The pipe directory of an instance, and the gate before it.
+"""The pipe directory of an instance, and the front door before it.
 
 The daemon does not serve the public directory ``/run/nvidia-mps/<instance>`` itself. It gets a directory
 inside it whose name cannot be guessed, new at every start, and the public names ``control`` and
@@ -59,7 +59,7 @@ def is_restricted_as(private: Path, gid: Optional[int]) -> bool:
     return (about.st_mode & 0o777, about.st_gid) == (0o710, gid)
 
 
-def open_gate(public: Path, private: Path) -> bool:
+def open_door(public: Path, private: Path) -> bool:
     """Let clients in; whether anything had to be done."""
     changed = False
     for name in PUBLIC_NAMES:
@@ -71,7 +71,7 @@ def open_gate(public: Path, private: Path) -> bool:
     return changed
 
 
-def close_gate(public: Path) -> None:
+def close_door(public: Path) -> None:
     """Let no new client in. Clients that are connected stay.
 
     Only links are ours: a socket of that name belongs to a daemon that serves the public directory itself,
@@ -82,8 +82,8 @@ def close_gate(public: Path) -> None:
             (public / name).unlink(missing_ok=True)
 
 
-def behind_gate(public: Path) -> Optional[Path]:
-    """The daemon's own directory to which the open gate leads, or None while it is closed."""
+def behind_door(public: Path) -> Optional[Path]:
+    """The daemon's own directory to which the open front door leads, or None while it is closed."""
     link = public / PUBLIC_NAMES[0]
     if not link.is_symlink():
         return None

@@ -1,4 +1,4 @@
-"""A wish to stop, by a signal: work ends at its next wait and still writes what it has."""
+"""A request to stop, by a signal: work ends at its next wait and still writes what it has."""
 
 from __future__ import annotations
 

@@ -30,14 +30,14 @@ class Stopped(Exception):
 
 
 class Failed(NotReady):
-    """A process of the crew could not do its work; its own words."""
+    """A process of the worker pool could not do its work; its own words."""
 
 
 class Ended(Failed):
     """One ended without a word."""
 
 
-class Crew:
+class WorkerPool:
     """The processes of ``commands``, each in a session of its own."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Crew:
             self.end()
             raise
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -204,14 +204,14 @@ def last_words(errors: IO[bytes]) -> str:
 
 
 def say(**words: Any) -> None:
-    """In a process of the crew: one line to whoever started it."""
+    """In a process of the worker pool: one line to whoever started it."""
     data = json.dumps(words).encode() + b"\n"
     while data:
         data = data[os.write(1, data) :]
 
 
 def await_go() -> Optional[tuple[float, float, float]]:
-    """In a process of the crew: wait to be let go; start, end and last moment, or None if it is to end instead."""
+    """In a process of the worker pool: wait to be let go; start, end and last moment, or None if it is to end instead."""
     heard = b""
     while not heard.endswith(b"\n"):
         chunk = os.read(0, 4096)

@@ -27,7 +27,7 @@ CAUSES: Mapping[str, Cause] = {
         "the unit of the instance is not active, so no client finds a daemon",
         "`journalctl -u mps-control@INSTANCE` says why the last start was refused",
     ),
-    "gate-closed": Cause(
+    "front door-closed": Cause(
         "the instance lets no client in: its limits are not yet in force, or a start did not get that far",
         "`systemctl reload mps-control@INSTANCE`, then `mpsctl status`",
     ),
@@ -396,12 +396,12 @@ CAUSES: Mapping[str, Cause] = {
         " clients are unlimited",
         "set them at every start and read them back before clients come in; an instance of ours does",
     ),
-    "not-as-wished": Cause(
-        "what the daemon has is not what is wished: somebody changed it by hand, or a change was not put in force",
+    "not-as-desired": Cause(
+        "what the daemon has is not what is desired: somebody changed it by hand, or a change was not put in force",
         "`systemctl reload mps-control@INSTANCE` sets and reads back every value",
     ),
     "set-before-restart": Cause(
-        "what is wished needs a restart of the daemon, which ends its clients",
+        "what is desired needs a restart of the daemon, which ends its clients",
         "restart the unit when its clients may be lost",
     ),
     "percentage-caps-everyone": Cause(

@@ -51,7 +51,7 @@ def _limit(environment: Mapping[str, str], devices: Optional[Sequence[str]], of_
         numbers = [int(number) for number in re.findall(r"(?:^|,)(\d{1,2})=", text)]
         uuids = re.findall(r"(?:^|,)((?:GPU|MIG)-[^=,]+)=", text)
         devices = [*uuids, *("" for _ in range(max(numbers, default=-1) + 1))]
-    why = client_variable.escape(environment, devices)
+    why = client_variable.limit_bypass(environment, devices)
     return [diagnose("limit-shaken-off", CERTAIN, why)] if why else []
 
 

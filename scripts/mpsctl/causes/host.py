@@ -9,10 +9,10 @@ from mpsctl.adapters import managers, procfs, selinux
 from mpsctl.causes import environment, log, memory, process, symptoms, units
 from mpsctl.causes.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, diagnose
 from mpsctl.causes.process import OnHost
-from mpsctl.observe import host as verify_look
 from mpsctl.model.daemon_environment import DEFAULT_PIPE_DIRECTORY, VISIBLE_DEVICES
 from mpsctl.model.errors import MpsctlError
 from mpsctl.model.instance import Instance
+from mpsctl.observe import host as verify_look
 from mpsctl.observe.status import Status
 from mpsctl.store import configuration
 from mpsctl.store.world import World

@@ -170,9 +170,9 @@ def _look_at(
 
 def _limits(device: _Device) -> list[Diagnosis]:
     found = []
-    wished = None if device.instance.limit is None else device.instance.limit.on(device.total_mib)
-    if wished is not None and wished < device.costs.least_limit_mib:
-        figures = f"limit {wished} MiB, a client needs {device.costs.least_limit_mib} MiB ({device.costs.origin})"
+    desired = None if device.instance.limit is None else device.instance.limit.on(device.total_mib)
+    if desired is not None and desired < device.costs.least_limit_mib:
+        figures = f"limit {desired} MiB, a client needs {device.costs.least_limit_mib} MiB ({device.costs.origin})"
         sure = LIKELY if device.costs.borrowed else CERTAIN
         found.append(diagnose("limit-below-context", sure, f"{device.name}: {figures}"))
     for client in device.clients:

@@ -155,8 +155,8 @@ def _unserved(host: OnHost, pid: int, instance: Optional[Instance]) -> list[Diag
             continue
         if not status.active:
             found.append(diagnose("unit-not-active", LIKELY, *status.findings[:3]))
-        elif not status.gate_open:
-            found.append(diagnose("gate-closed", LIKELY, *status.findings[:3]))
+        elif not status.door_open:
+            found.append(diagnose("front door-closed", LIKELY, *status.findings[:3]))
         log = log_of(host.world, status)
         if pid in log.waiting:
             users = sorted({str(server.uid) for server in status.servers})

@@ -167,7 +167,7 @@ OUT_OF_MEMORY = 2
 
 _REACHING = (
     "unit-not-active",
-    "gate-closed",
+    "front door-closed",
     "no-daemon",
     "daemon-stopped",
     "selinux-label",

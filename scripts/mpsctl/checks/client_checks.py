@@ -28,15 +28,15 @@ def gpu_processes(look: InstanceLook) -> Finding:
     if not look.devices:
         return unknown(look.host.seen.problem or "the GPUs are not known")
     every = list(_processes(look))
-    strangers = [one for one in every if one.kind in (OUTSIDE, OF_ANOTHER)]
-    if strangers:
-        lines = [str(one) for one in strangers]
+    foreign = [one for one in every if one.kind in (OUTSIDE, OF_ANOTHER)]
+    if foreign:
+        lines = [str(one) for one in foreign]
         return failed(
             some(lines),
             "clients of this instance only",
             f"start them with the variables of `mpsctl env {look.instance.name}`, or `mpsctl run`",
             *lines,
-            reasons=_why_strangers(look, strangers),
+            reasons=_why_foreign(look, foreign),
         )
     unclear = [str(one) for one in every if one.kind == UNKNOWN]
     if unclear:
@@ -45,17 +45,17 @@ def gpu_processes(look: InstanceLook) -> Finding:
     return passed(f"{count} clients and nobody else" if every else "nobody computes")
 
 
-def _why_strangers(look: InstanceLook, strangers: Sequence[GpuProcess]) -> list[Reason]:
+def _why_foreign(look: InstanceLook, foreign: Sequence[GpuProcess]) -> list[Reason]:
     """What lies deepest first: what kept them from MPS, then that they are outside."""
     why = [
         replace(reason, line=f"pid {one.pid} ({one.command}): {reason}")
-        for one in strangers
+        for one in foreign
         for reason in one.reasons
         if reason.cause
     ]
     exclusive = any(device.gpu.compute_mode == EXCLUSIVE_PROCESS for device in look.devices)
     more = "; it holds a GPU in exclusive mode, no server can have it meanwhile" if exclusive else ""
-    return why + [Reason("client-outside-mps", f"{one}{more}") for one in strangers if one.kind == OUTSIDE]
+    return why + [Reason("client-outside-mps", f"{one}{more}") for one in foreign if one.kind == OUTSIDE]
 
 
 def _processes(look: InstanceLook) -> Iterator[GpuProcess]:
@@ -103,9 +103,9 @@ def client_limits(look: InstanceLook) -> Finding:
 
 
 def _why_unlimited(client: Client) -> Iterator[Reason]:
-    if client.escaped:
-        by_variable = "drops every limit" in client.escaped
-        yield Reason("limit-shaken-off" if by_variable else "limit-over-reached", f"{client}: {client.escaped}")
+    if client.bypassed:
+        by_variable = "drops every limit" in client.bypassed
+        yield Reason("limit-shaken-off" if by_variable else "limit-over-reached", f"{client}: {client.bypassed}")
     if client.unlimited:
         yield Reason("client-without-limit", f"{client}: {client.unlimited}")
 

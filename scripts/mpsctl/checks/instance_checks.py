@@ -65,14 +65,14 @@ def restarts(look: InstanceLook) -> Finding:
 
 
 def restart_pending(look: InstanceLook) -> Finding:
-    """Nothing is wished that only a restart brings about, and that waits for clients to leave."""
+    """Nothing is desired that only a restart brings about, and that waits for clients to leave."""
     if not look.pid:
         return unknown(_no_daemon(look))
     needed = look.status.restart_needed
     if needed:
         return warned(
             needed,
-            "a daemon as wished",
+            "a daemon in the desired state",
             f"mpsctl drain {look.instance.name}, then systemctl restart {look.instance.unit}; or site.yml with"
             " mps_on_clients",
         )
@@ -93,19 +93,19 @@ def main_process(look: InstanceLook) -> Finding:
         return failed(f"main process {look.pid} serves {directory or 'no directory of its own'}", expected, remedy)
     if procfs.parent(look.pid) != 1:
         return failed(f"main process {look.pid} is a child of pid {procfs.parent(look.pid)}", expected, remedy)
-    gate = pipe.behind_gate(look.public)
-    if gate is not None and gate != Path(directory):
+    door = pipe.behind_door(look.public)
+    if door is not None and door != Path(directory):
         return failed(
-            f"the gate leads to {gate}, and main process {look.pid} serves {directory}", expected, _reload(look)
+            f"the front door leads to {door}, and main process {look.pid} serves {directory}", expected, _reload(look)
         )
-    strangers = [
+    foreign = [
         server.pid
         for server in look.status.servers
         if procfs.alive(server.pid) and procfs.parent(server.pid) != look.pid
     ]
-    if strangers:
+    if foreign:
         return failed(
-            f"server {strangers[0]} of the daemon that answers is no child of main process {look.pid}", expected, remedy
+            f"server {foreign[0]} of the daemon that answers is no child of main process {look.pid}", expected, remedy
         )
     return passed(f"main process {look.pid} serves {directory}")
 
@@ -128,13 +128,13 @@ def daemon_answers(look: InstanceLook) -> Finding:
     problem = look.status.daemon_problem
     if problem:
         remedy = f"end the session that holds it, or see journalctl -u {look.instance.unit}"
-        return failed(problem, "an answer", remedy, reasons=_why_silent(problem))
+        return failed(problem, "an answer", remedy, reasons=_why_unresponsive(problem))
     if not look.status.daemon_answers:
         return unknown("which directory it serves cannot be read", remedy="ask as root")
     return passed(f"the control daemon {look.pid} answers")
 
 
-def _why_silent(problem: str) -> list[Reason]:
+def _why_unresponsive(problem: str) -> list[Reason]:
     for words, cause in (
         ("held by", "session-held"),
         ("no control daemon", "no-daemon"),
@@ -145,13 +145,15 @@ def _why_silent(problem: str) -> list[Reason]:
     return []
 
 
-def gate(look: InstanceLook) -> Finding:
+def door(look: InstanceLook) -> Finding:
     """Clients find the daemon on the public directory."""
-    if look.status.gate_open:
+    if look.status.door_open:
         return passed(f"{look.public} leads to the daemon")
     if not look.pid:
         return unknown(_no_daemon(look))
-    return failed(f"the gate of {look.public} is closed", "open: clients run outside MPS without it", _reload(look))
+    return failed(
+        f"the front door of {look.public} is closed", "open: clients run outside MPS without it", _reload(look)
+    )
 
 
 def pipe_directory_files(look: InstanceLook) -> Finding:
@@ -228,7 +230,7 @@ def _who_connects(look: InstanceLook) -> Optional[reachability.User]:
 
 
 def gpus_present(look: InstanceLook) -> Finding:
-    """The wished GPUs are on this host."""
+    """The desired GPUs are on this host."""
     if look.host.seen.problem:
         return unknown(look.host.seen.problem)
     if look.devices:
@@ -237,16 +239,18 @@ def gpus_present(look: InstanceLook) -> Finding:
         configuration.resolve(look.instance, look.host.seen.gpus_seen)
     except BadValue as error:
         return failed(error.found, error.expected, error.remedy)
-    return unknown("no GPU is wished")
+    return unknown("no GPU is desired")
 
 
 def gpus_served(look: InstanceLook) -> Finding:
-    """The daemon serves the wished GPUs and no others (B14)."""
+    """The daemon serves the desired GPUs and no others (B14)."""
     if not look.pid:
         return unknown(_no_daemon(look))
     if look.status.restart_needed:
         return failed(
-            look.status.restart_needed, "as wished", f"restart {look.instance.unit} when no client is at work"
+            look.status.restart_needed,
+            "in the desired state",
+            f"restart {look.instance.unit} when no client is at work",
         )
     if not look.status.serves or not look.devices:
         return unknown(look.host.seen.problem or "which GPUs the daemon serves cannot be read", remedy="ask as root")
@@ -254,28 +258,28 @@ def gpus_served(look: InstanceLook) -> Finding:
 
 
 def compute_mode(look: InstanceLook) -> Finding:
-    """The mode is as wished, and no GPU is closed without a daemon (B47, B50)."""
+    """The mode is in the desired state, and no GPU is closed without a daemon (B47, B50)."""
     if not look.devices:
         return unknown(look.host.seen.problem or "the GPUs are not known")
     if look.host.systemd_problem:
         return unknown(look.host.systemd_problem)
     instance, running = look.instance, bool(look.pid)
-    wished = instance.compute_mode if running else instance.compute_mode_when_down
+    desired = instance.compute_mode if running else instance.compute_mode_when_down
     unprotected = []
     for device in look.devices:
         mode = device.gpu.compute_mode
         if mode is None:
             return unknown(f"{device}: NVML does not tell its compute mode")
-        if not running and mode not in (DEFAULT, wished):
+        if not running and mode not in (DEFAULT, desired):
             found = f"{device} is in mode {mode} and no daemon serves it: nobody can use it, or one process alone"
             return failed(
                 found,
-                wished or DEFAULT,
+                desired or DEFAULT,
                 f"start {instance.unit}, or nvidia-smi -i {device.gpu.index} -c DEFAULT",
                 reasons=[Reason("exclusive-without-daemon", found)],
             )
-        if wished is not None and mode != wished:
-            return failed(f"{device} is in mode {mode}", wished, _reload(look))
+        if desired is not None and mode != desired:
+            return failed(f"{device} is in mode {mode}", desired, _reload(look))
         if running and instance.compute_mode is None and mode == DEFAULT and device.mig is None:
             unprotected.append(str(device))
     if unprotected:
@@ -332,13 +336,13 @@ def _in_force(look: InstanceLook, mine: Callable[[Value], bool], what: str) -> F
         if not value.in_force:
             (unsure if _only_unproven(value) else wrong).append((where, value))
     if wrong:
-        lines = [f"{value.what} ({where}): {_shown(value)}, wished {value.wished}" for where, value in wrong]
-        return failed(some(lines), wrong[0][1].wished, _reload(look), *lines)
+        lines = [f"{value.what} ({where}): {_shown(value)}, desired {value.desired}" for where, value in wrong]
+        return failed(some(lines), wrong[0][1].desired, _reload(look), *lines)
     if unsure:
         where, value = unsure[0]
         return unknown(
             f"{value.what} ({where}): the daemon shows {value.shown}, rounded, and no log line or record proves it",
-            value.wished,
+            value.desired,
             _reload(look),
         )
     if look.why_no_answer:
@@ -353,14 +357,14 @@ def _shown(value: Value) -> str:
 
 
 def _only_unproven(value: Value) -> bool:
-    """Whether what the getter shows agrees with the wish, and is only too coarse to prove it."""
-    if value.log_bytes is not None or not value.wished.endswith(" MiB"):
+    """Whether what the getter shows agrees with the desired state, and is only too coarse to prove it."""
+    if value.log_bytes is not None or not value.desired.endswith(" MiB"):
         return False
-    return value.shown == quantity.displayed(int(value.wished.split()[0]))
+    return value.shown == quantity.displayed(int(value.desired.split()[0]))
 
 
 def server_state(look: InstanceLook) -> Finding:
-    """No server is in FAULT; the server that is wished without clients is there."""
+    """No server is in FAULT; the server that is desired without clients is there."""
     if look.why_no_answer:
         return unknown(look.why_no_answer)
     servers = look.status.servers
@@ -380,10 +384,12 @@ def server_state(look: InstanceLook) -> Finding:
                 "end the clients that met the error; the server comes back by itself when they are gone",
                 reasons=[Reason(cause, found)],
             )
-    wished = look.instance.eager_server
-    if wished is not None and not servers:
-        found, expected = "no server", f"the server of user {wished}, without waiting for a client"
-        return failed(found, expected, _reload(look), reasons=[Reason("not-as-wished", f"{found}, wished {expected}")])
+    desired = look.instance.eager_server
+    if desired is not None and not servers:
+        found, expected = "no server", f"the server of user {desired}, without waiting for a client"
+        return failed(
+            found, expected, _reload(look), reasons=[Reason("not-as-desired", f"{found}, desired {expected}")]
+        )
     return passed(", ".join(f"server {s.pid} is {s.state}" for s in servers) or "no server yet, it comes with a client")
 
 
@@ -523,7 +529,7 @@ CHECKS: tuple[Callable[[InstanceLook], Finding], ...] = (
     orphan_daemon,
     other_daemons,
     daemon_answers,
-    gate,
+    door,
     pipe_directory_files,
     pipe_directory_access,
     limits_guarded,

@@ -1,11 +1,11 @@
-"""A real CUDA client as witness: what one sees that comes through an instance as its users do.
+"""A real CUDA client as probe client: what one sees that comes through an instance as its users do.
 
 In single-user mode a client of another user waits until the first one's clients have ended, and the server is then
-replaced (driver 580, H200). So the witness comes as the user of the server that runs, or as the configured one; as root
+replaced (driver 580, H200). So the probe client comes as the user of the server that runs, or as the configured one; as root
 only where neither is known. In multi-user mode it comes as root and as an unprivileged user. Where only the members of
 a group may connect, it comes as one of them; who is none is judged by the processes that are there.
 
-A witness takes the memory of one context, and for a trial of the limit a little more than the limit for a moment.
+A probe client takes the memory of one context, and for a trial of the limit a little more than the limit for a moment.
 Where that much is not free, or the clients are near the driver's cap, nothing is started: the answer is "cannot tell".
 """
 
@@ -32,11 +32,11 @@ from mpsctl.store.world import World
 if TYPE_CHECKING:
     from mpsctl.adapters.cuda import Seen, Trial
 
-CONNECTS, LIMIT, MULTIPROCESSORS = "witness-under-mps", "witness-memory-limit", "witness-multiprocessors"
-ALLOCATION, KERNEL = "witness-allocation", "witness-kernel"
+CONNECTS, LIMIT, MULTIPROCESSORS = "probe-client-under-mps", "probe-client-memory-limit", "probe-client-multiprocessors"
+ALLOCATION, KERNEL = "probe-client-allocation", "probe-client-kernel"
 _UNPRIVILEGED = "nobody"
 _MARGIN_MIB = 256
-"""What stays free on the card beside the witness: a client at work may be about to allocate."""
+"""What stays free on the card beside the probe client: a client at work may be about to allocate."""
 _PAST_MIB, _WITHIN_MIB = 64, 32
 _SPARE_CLIENTS = 1
 _TOLERANCE_MIB = 64
@@ -44,7 +44,7 @@ _TOLERANCE_MIB = 64
 
 @dataclass(frozen=True)
 class _Place:
-    """Where one witness stands: an instance, the UUIDs of its daemon's devices, one of them, and its user."""
+    """Where one probe client stands: an instance, the UUIDs of its daemon's devices, one of them, and its user."""
 
     world: World
     instance: Instance
@@ -66,15 +66,15 @@ class _Place:
 
 
 def look(world: World, instance: Instance, allocate: bool = False, timeout_s: float = 20) -> list[Check]:
-    """What witnesses through a running instance see, on each of its devices and for each of its users.
+    """What probe clients through a running instance see, on each of its devices and for each of its users.
 
     ``allocate`` adds an allocation within the limit, one past it, and a small kernel whose result is checked. All
-    together they have ``timeout_s`` seconds. Where no server runs, the first witness has one started, which stays.
+    together they have ``timeout_s`` seconds. Where no server runs, the first probe client has one started, which stays.
     """
     daemon = world.daemon_of(instance.name, Path(instance.pipe_directory))
     checks: list[Check] = []
     try:
-        if pipe.behind_gate(Path(instance.pipe_directory)) is None:
+        if pipe.behind_door(Path(instance.pipe_directory)) is None:
             raise NotReady("the instance lets no clients in")
         users = users_of(world, instance, daemon)
         with world.nvml() as nvml:
@@ -94,7 +94,7 @@ def look(world: World, instance: Instance, allocate: bool = False, timeout_s: fl
                     if crowded:
                         checks.append(place.check(CONNECTS, CANNOT_TELL, crowded, "room for one more client"))
                     else:
-                        checks += _witness(place, allocate, free_mib or 0)
+                        checks += _probe(place, allocate, free_mib or 0)
     except MpsctlError as error:
         checks.append(
             Check(
@@ -135,7 +135,7 @@ def _single_user(instance: Instance, servers: Sequence[Server]) -> int:
 
 
 def _serves_several(world: World, instance: Instance) -> bool:
-    """What the running daemon does; what is wished may still wait for a restart."""
+    """What the running daemon does; what is desired may still wait for a restart."""
     shown = world.systemd.show([instance.unit]).get(instance.unit, {}).get("MainPID", "")
     command = procfs.command(int(shown)) if shown.isdigit() and int(shown) else ""
     return hardware.serves_several_users(command) if command else instance.multi_user
@@ -170,13 +170,13 @@ def _context_mib(place: _Place) -> int:
     return place.costs.context_mib + _MARGIN_MIB
 
 
-def _witness(place: _Place, allocate: bool, free_mib: int) -> list[Check]:
+def _probe(place: _Place, allocate: bool, free_mib: int) -> list[Check]:
     from mpsctl.adapters import cuda
 
     world = place.world
     left_s = place.end_s - world.now_s()
     if left_s <= 0:
-        return [place.check(CONNECTS, CANNOT_TELL, "the time for witnesses was over", "an answer in time")]
+        return [place.check(CONNECTS, CANNOT_TELL, "the time for probe clients was over", "an answer in time")]
     trial = _trial(place, allocate, free_mib)
     environment = {PIPE_DIRECTORY: place.instance.pipe_directory, VISIBLE_DEVICES: ",".join(place.uuids)}
     try:
@@ -249,7 +249,7 @@ def _connected(place: _Place, seen: Seen) -> Check:
 def _limit(place: _Place, seen: Seen, card_free_mib: int) -> Check:
     limit_mib, free_mib = place.limit_mib, seen.free_mib
     if limit_mib is None:
-        return place.check(LIMIT, PASS, f"{free_mib} MiB free to it; no limit is managed", "no limit is wished")
+        return place.check(LIMIT, PASS, f"{free_mib} MiB free to it; no limit is managed", "no limit is desired")
     found, expected = f"{free_mib} MiB free to it", f"less than the limit of {limit_mib} MiB, by what a context takes"
     if free_mib >= limit_mib:
         return place.check(LIMIT, FAIL, found, expected, f"reload {place.instance.unit}: no such limit is in force")
@@ -264,7 +264,7 @@ def _limit(place: _Place, seen: Seen, card_free_mib: int) -> Check:
             WARN,
             f"{found}: with its context of {place.costs.context_mib} MiB a limit of about {with_context_mib} MiB",
             expected,
-            f"the server has another limit than is wished: reload {place.instance.unit}",
+            f"the server has another limit than is desired: reload {place.instance.unit}",
         )
     return place.check(LIMIT, PASS, found, expected)
 
@@ -272,7 +272,7 @@ def _limit(place: _Place, seen: Seen, card_free_mib: int) -> Check:
 def _multiprocessors(place: _Place, seen: Seen) -> Check:
     percentage, found = place.instance.thread_percentage, f"{seen.multiprocessors} multiprocessors"
     if percentage is None:
-        return place.check(MULTIPROCESSORS, PASS, f"{found}; no percentage is managed", "no percentage is wished")
+        return place.check(MULTIPROCESSORS, PASS, f"{found}; no percentage is managed", "no percentage is desired")
     all_of_them = measured.multiprocessors_of(place.world, fitting.card(place.device, None).name)
     if all_of_them is None:
         return place.check(
@@ -283,13 +283,13 @@ def _multiprocessors(place: _Place, seen: Seen) -> Check:
             "run `mpsctl measure --threads 100` on a GPU of this model",
         )
     # 25 % of 132 is 33 and gives 32, 50 % gives 66 (driver 580, H200): rounded to what the hardware can part.
-    wished = all_of_them * percentage / 100
-    good = abs(seen.multiprocessors - wished) <= max(2.0, all_of_them / 50)
+    desired = all_of_them * percentage / 100
+    good = abs(seen.multiprocessors - desired) <= max(2.0, all_of_them / 50)
     return place.check(
         MULTIPROCESSORS,
         PASS if good else FAIL,
         found,
-        f"about {wished:.0f}, {percentage:g} % of {all_of_them}",
+        f"about {desired:.0f}, {percentage:g} % of {all_of_them}",
         "" if good else f"reload {place.instance.unit}; clients that name a percentage themselves have less",
     )
 

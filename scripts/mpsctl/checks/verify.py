@@ -17,12 +17,12 @@ from mpsctl.observe.host import NVML_TIMEOUT_S, HostLook, InstanceLook
 from mpsctl.store import configuration
 from mpsctl.store.world import World
 
-__all__ = ["InstanceLook", "Report", "Witness", "of_instance", "verify"]
+__all__ = ["InstanceLook", "Probe", "Report", "of_instance", "verify"]
 
 INSTANCE_TIMEOUT_S = 30.0
 """Above all bounds inside: it is met only where /proc or a file system hangs."""
 
-Witness = Callable[[InstanceLook], Iterable[Check]]
+Probe = Callable[[InstanceLook], Iterable[Check]]
 
 
 @dataclass
@@ -61,20 +61,20 @@ class Report:
 def verify(
     world: World,
     names: Sequence[str] = (),
-    witness: Optional[Witness] = None,
+    probe: Optional[Probe] = None,
     nvml_timeout_s: float = NVML_TIMEOUT_S,
     instance_timeout_s: float = INSTANCE_TIMEOUT_S,
 ) -> Report:
     """Check the host and the named instances, or all that have a file. Changes nothing and raises nothing.
 
     Every instance is looked at in a process of its own, all at once: what hangs on one holds up no other.
-    ``witness`` adds its own checks of an instance, made with a real CUDA client; ``instance_timeout_s`` must leave
+    ``probe`` adds its own checks of an instance, made with a real CUDA client; ``instance_timeout_s`` must leave
     it its time.
     """
     report = Report(simulated=hardware.simulated())
     host = host_look.at_host(world, names, nvml_timeout_s)
     calls = {
-        name: Call(partial(of_instance, host, name, witness), instance_timeout_s, f"instance {name}")
+        name: Call(partial(of_instance, host, name, probe), instance_timeout_s, f"instance {name}")
         for name in names or configuration.names(world)
     }
     of_host = Call(partial(checking.run, host_checks.CHECKS, host), instance_timeout_s, "the look at the host")
@@ -90,7 +90,7 @@ def verify(
     return report
 
 
-def of_instance(host: HostLook, name: str, witness: Optional[Witness] = None) -> list[Check]:
+def of_instance(host: HostLook, name: str, probe: Optional[Probe] = None) -> list[Check]:
     """The checks of one instance."""
     if name in host.refused:
         error = host.refused[name]
@@ -104,9 +104,9 @@ def of_instance(host: HostLook, name: str, witness: Optional[Witness] = None) ->
         return [*checks, Check("look", CANNOT_TELL, f"{type(error).__name__}: {error} (a fault of mpsctl)")]
     checks += checking.run(instance_checks.CHECKS, at)
     checks += checking.run(client_checks.CHECKS, at)
-    if witness is not None:
+    if probe is not None:
         try:
-            checks += witness(at)
+            checks += probe(at)
         except Exception as error:
-            checks.append(Check("witness", CANNOT_TELL, f"{type(error).__name__}: {error}"))
+            checks.append(Check("probe", CANNOT_TELL, f"{type(error).__name__}: {error}"))
     return checks

@@ -109,7 +109,7 @@ def plan(world: World, options: argparse.Namespace) -> int:
     threads = option("--threads", options.threads, instance.check_thread_percentage)
     rates = option("--rates", options.rates, plans.parse_rates)
     card = _card(world, options)
-    wish = plans.Wish(
+    desired = plans.Desired(
         limit_mib=memory.on(card.memory_mib),
         clients=clients,
         thread_percentage=threads,
@@ -118,7 +118,7 @@ def plan(world: World, options: argparse.Namespace) -> int:
         synchronous=options.synchronous,
         max_connections=fit.max_connections_of(os.environ),
     )
-    found = planning.plan(world, card, wish)
+    found = planning.plan(world, card, desired)
     if options.json:
         _print_json(found.as_json())
     else:
@@ -152,6 +152,6 @@ def run(world: World, options: argparse.Namespace) -> int:
         prove_timeout_s=option("--prove-timeout", options.prove_timeout, _seconds),
         require_mps=options.require_mps,
         report=None if options.report is None else Path(options.report),
-        quiet=options.json,
+        idle=options.json,
     )
     return acts.run(world, request, dict(os.environ))

@@ -141,7 +141,7 @@ def _status(options: argparse.Namespace) -> int:
         _print_json({"instances": {one.instance: one.as_json() for one in found}, "findings": left_behind})
     else:
         render.status(found, world.places.configuration, left_behind)
-    return 0 if found and all(one.as_wished for one in found) and not left_behind else 1
+    return 0 if found and all(one.as_desired for one in found) and not left_behind else 1
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -282,8 +282,8 @@ def _apply(options: argparse.Namespace) -> int:
         for change in changes:
             print(change)
         drained = drains.read(world, options.instance)
-        gate = f"drained since {drained.since}" if drained else "clients may connect"
-        print(f"{options.instance}: limits in force and read back, {gate}")
+        door = f"drained since {drained.since}" if drained else "clients may connect"
+        print(f"{options.instance}: limits in force and read back, {door}")
     return 0
 
 
@@ -335,7 +335,7 @@ def _reconcile(options: argparse.Namespace) -> int:
     except (ValueError, RecursionError) as error:
         raise BadValue(f"no JSON ({error})", "a request on standard input", "see docs/reconcile.md") from None
     if isinstance(wanted, dict) and wanted.get("build") not in (None, build.ID):
-        # The courier then sends the program it wants and asks that one.
+        # The transport then sends the program it wants and asks that one.
         _print_json({"format": 1, "program_differs": True, "build": build.ID})
         return 0
     options.json = True
@@ -343,8 +343,8 @@ def _reconcile(options: argparse.Namespace) -> int:
     request = reconcile.Request.from_json(wanted)
     answer = reconcile.reconcile(world, request, options.check, reconcile.own_file())
     _print_json({"program_differs": False, **answer.as_json()})
-    held_back = answer.pending and not options.check
-    return 1 if answer.error or answer.refused or answer.missing or held_back else 0
+    deferred = answer.pending and not options.check
+    return 1 if answer.error or answer.refused or answer.missing or deferred else 0
 
 
 def _remove(options: argparse.Namespace) -> int:

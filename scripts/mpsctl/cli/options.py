@@ -11,13 +11,13 @@ from typing import Any, Callable, NamedTuple, NoReturn, Optional
 
 EXIT_CODES = """\
 exit codes:
-  0  done; with status: everything is as wished
-  1  status: something is not as wished; condition: this host is skipped; reconcile, remove: not brought about;
+  0  done; with status: everything is in the desired state
+  1  status: something is not in the desired state; condition: this host is skipped; reconcile, remove: not brought about;
      health: something is amiss; drain: clients are left; clients: you said no; doctor: there are diagnoses;
      bench: nothing could be measured; loopback: a result was wrong, or a way to fail did not end as it must
   2  a value or the command line is refused, nothing was changed
   3  something outside is not ready: driver, GPU, control daemon
-  4  what was set does not read back as wished
+  4  what was set does not read back in the desired state
   70 a fault of this program
   141 nobody read the answer to its end
   255 condition: it cannot be told
@@ -103,7 +103,9 @@ def _only_check(parser: argparse.ArgumentParser) -> None:
 def _verify(parser: argparse.ArgumentParser) -> None:
     _name_any(parser)
     parser.add_argument("--all", action="store_true", help="show what passed as well, check by check")
-    parser.add_argument("--witness", action="store_true", help="send a real CUDA client through each instance as well")
+    parser.add_argument(
+        "--probe-client", action="store_true", help="send a real CUDA client through each instance as well"
+    )
     parser.add_argument("--allocate", action="store_true", help="with it: try its limit, and run a small kernel")
 
 
@@ -188,7 +190,7 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
 
 
 def _bench(parser: argparse.ArgumentParser) -> None:
-    _place(parser, _LENT)
+    _place(parser, _TEMPORARY)
     parser.add_argument(
         "--work",
         choices=("launch", "half", "compute", "memory"),
@@ -216,7 +218,7 @@ def _bench(parser: argparse.ArgumentParser) -> None:
 
 
 def _loopback(parser: argparse.ArgumentParser) -> None:
-    _place(parser, _LENT)
+    _place(parser, _TEMPORARY)
     parser.add_argument(
         "--python", metavar="PATH", default="python3", help="a Python with torch (default: %(default)s)"
     )
@@ -237,12 +239,12 @@ def _loopback(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cpu", action="store_true", help="without a GPU: tries all but what MPS does")
 
 
-_LENT = "on this GPU, with a daemon of our own if no instance serves it"
+_TEMPORARY = "on this GPU, with a daemon of our own if no instance serves it"
 
 VERBS: dict[str, Verb] = {
-    "status": Verb("what each instance is, beside what is wished of it", _name_any),
+    "status": Verb("what each instance is, beside what is desired of it", _name_any),
     "verify": Verb("prove that MPS is active, check by check, and say what keeps it from being so", _verify),
-    "health": Verb("look at every active instance, and end escaped clients where its file says so", _none),
+    "health": Verb("look at every active instance, and end clients without their limit where its file says so", _none),
     "gpus": Verb("the GPUs of this host under every name they have", _none),
     "env": Verb("what a client of an instance must export", _env),
     "version": Verb("the version of this program, its build, and of what it talks to", _none),
@@ -251,7 +253,7 @@ VERBS: dict[str, Verb] = {
     "stop": Verb("drain and quit the daemon of an instance within its bound (the unit's ExecStop)", _name_one),
     "release": Verb("undo what prepare did, on a real stop only (the unit's ExecStopPost)", _name_one),
     "condition": Verb("say whether this host can run MPS (the unit's ExecCondition)", _name_one),
-    "reconcile": Verb("bring this host into the state that a request on standard input wishes", _only_check),
+    "reconcile": Verb("bring this host into the state that a request on standard input asks for", _only_check),
     "remove": Verb("take everything of ours off this host: daemons, compute modes, files, this program", _only_check),
     "clients": Verb("who is connected to each instance, and what was left over on the GPUs", _clients),
     "drain": Verb("let no new client into instances, and wait for those that are connected", _drain),

@@ -36,7 +36,7 @@ def status(found: Sequence[Status], configuration: Path, left_behind: Sequence[s
 
 
 def _one(one: Status) -> None:
-    word = colour("as wished", "32") if one.as_wished else colour("NOT AS WISHED", "31")
+    word = colour("in the desired state", "32") if one.as_desired else colour("NOT IN THE DESIRED STATE", "31")
     unit = one.unit
     state = f"{unit.get('active_state', 'unknown')} ({unit.get('sub_state', '')})" if unit else "unknown"
     print(
@@ -46,15 +46,15 @@ def _one(one: Status) -> None:
         mode = gpu["compute_mode"] or "not told"
         print(f"  device {gpu['ordinal']}: GPU {gpu['index']}, {gpu['name']}, {gpu['uuid']}, compute mode {mode}")
     if one.pipe_directory:
-        gate = "clients may connect" if one.gate_open else "closed to clients"
-        print(f"  pipe directory {one.pipe_directory}: {gate}")
+        door = "clients may connect" if one.door_open else "closed to clients"
+        print(f"  pipe directory {one.pipe_directory}: {door}")
     for value in one.values:
-        print(f"  {value.what}: wished {value.wished}, the daemon shows {value.shown or 'nothing'}")
+        print(f"  {value.what}: desired {value.desired}, the daemon shows {value.shown or 'nothing'}")
     for server in one.servers:
         who = f"server {server.pid} of user {server.uid}, {server.state or 'state not told'}"
         print(f"  {who}: {len(server.clients)} client{'s' if len(server.clients) != 1 else ''}")
         for value in server.values:
-            print(f"    {value.what}: wished {value.wished}, the server shows {_shown(value)}")
+            print(f"    {value.what}: desired {value.desired}, the server shows {_shown(value)}")
         for client in server.clients:
             print(f"    {_client(client)}")
     for note in one.notes:
@@ -72,7 +72,7 @@ def _client(client: Client) -> str:
     held = ", ".join("not told" if mib is None else f"{mib} MiB" for mib in client.memory_mib)
     line = f"{client}: limit {limits or 'not told'}, holds {held or 'not told'}, since {client.since or 'not told'}"
     for word, text in (
-        ("ESCAPED", client.escaped),
+        ("LIMIT BYPASSED", client.bypassed),
         ("WITHOUT A LIMIT", client.unlimited),
         ("older limit", client.older),
         ("cannot tell", client.cannot_tell),

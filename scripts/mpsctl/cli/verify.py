@@ -17,7 +17,7 @@ _STATUS = {PASS: "OK", WARN: "WARNING", FAIL: "CRITICAL", CANNOT_TELL: "UNKNOWN"
 _COLOURS = {PASS: "32", WARN: "33", FAIL: "31", CANNOT_TELL: "35"}
 
 
-_WITNESS_TIMEOUT_S = 20.0
+_PROBE_TIMEOUT_S = 20.0
 
 
 def of(world: World, options: argparse.Namespace) -> Report:
@@ -25,16 +25,16 @@ def of(world: World, options: argparse.Namespace) -> Report:
 
     :raises BadValue: for options that only make sense together.
     """
-    if options.allocate and not options.witness:
-        raise BadValue("--allocate alone", "it with --witness, whose client allocates", "add --witness")
-    if not options.witness:
+    if options.allocate and not options.probe:
+        raise BadValue("--allocate alone", "it with --probe-client, whose client allocates", "add --probe-client")
+    if not options.probe:
         return proofs.verify(world, options.instances)
     from mpsctl.checks import probe_client
 
     def send(look: InstanceLook) -> list[Check]:
-        return probe_client.look(world, look.instance, options.allocate, _WITNESS_TIMEOUT_S)
+        return probe_client.look(world, look.instance, options.allocate, _PROBE_TIMEOUT_S)
 
-    timeout_s = proofs.INSTANCE_TIMEOUT_S + 2 * _WITNESS_TIMEOUT_S
+    timeout_s = proofs.INSTANCE_TIMEOUT_S + 2 * _PROBE_TIMEOUT_S
     return proofs.verify(world, options.instances, send, instance_timeout_s=timeout_s)
 
 

@@ -1,7 +1,7 @@
 """A change that is made whole or not at all: what a request with ``"atomic": true`` asks of reconcile.
 
 Only what a live reload brings about can be undone without harm to a client, so nothing else is let through.
-The former files are kept in memory alone: a run that is killed half way leaves the wished files behind, and
+The former files are kept in memory alone: a run that is killed half way leaves the desired files behind, and
 the next run brings them into force.
 """
 
@@ -19,7 +19,7 @@ from mpsctl.model.gpu import Gpu
 from mpsctl.model.instance import Instance
 from mpsctl.observe import status as proofs
 from mpsctl.observe.status import Status
-from mpsctl.store import configuration, desired, record
+from mpsctl.store import configuration, desired_values, record
 from mpsctl.store.world import World
 
 LIMITS = ("limit", "thread_percentage", "client_priority", "expected_clients")
@@ -40,7 +40,7 @@ class Reading:
 class Former:
     """What a host had: the files that are about to be replaced, and what no file spoke of.
 
-    ``instances`` are those whose file or daemon is about to change, as their former files wish them.
+    ``instances`` are those whose file or daemon is about to change, as their former files desired state them.
     """
 
     files: Mapping[Path, tuple[str, int]]
@@ -50,7 +50,7 @@ class Former:
 
 
 def beyond_limits(world: World, instance: Instance) -> Optional[str]:
-    """What an instance's wish changes besides its limits, in a few words, or None."""
+    """What an instance's desired state changes besides its limits, in a few words, or None."""
     try:
         former = configuration.load(world, instance.name)
     except BadValue:
@@ -78,7 +78,7 @@ def remember(
     paths: Sequence[Path],
     gpus: Sequence[Gpu],
 ) -> Former:
-    """What is needed to put the host back. ``touched`` are the instances as they are wished from now on."""
+    """What is needed to put the host back. ``touched`` are the instances as they are desired from now on."""
     former = tuple(configuration.load(world, instance.name) for instance in touched)
     return Former(
         files={path: (files.read_text(path) or "", path.stat().st_mode & 0o7777) for path in paths},
@@ -93,11 +93,11 @@ def _unmanaged(
     before: Instance, after: Instance, status: Status, gpus: Sequence[Gpu]
 ) -> tuple[tuple[str, tuple[Reading, ...]], ...]:
     """What the new file manages and the former did not, as the status found it."""
-    memory_mib = desired.memory_of(status.serves, gpus)
-    managed = {step.what for step in desired.steps(desired.Wish.of(before, memory_mib), None)}
+    memory_mib = desired_values.memory_of(status.serves, gpus)
+    managed = {step.what for step in desired_values.steps(desired_values.Desired.of(before, memory_mib), None)}
     found = []
     for server, values in [("", status.values), *((str(one.pid), one.values) for one in status.servers)]:
-        steps = desired.steps(desired.Wish.of(after, memory_mib), None, server)
+        steps = desired_values.steps(desired_values.Desired.of(after, memory_mib), None, server)
         readings = [
             Reading(step.what, step.getter, _setter(step, value.shown), value.shown)
             for step, value in zip(steps, values)
@@ -107,7 +107,7 @@ def _unmanaged(
     return tuple(found)
 
 
-def _setter(step: desired.Step, shown: Optional[str]) -> str:
+def _setter(step: desired_values.Step, shown: Optional[str]) -> str:
     command = step.setter.rpartition(" ")[0]
     # 0G takes a memory limit away (control daemons 535, 550, 555; driver 580); nothing else can be unset.
     return f"{command} {shown or '0G'}"
@@ -134,13 +134,13 @@ def put_back(world: World, former: Former) -> tuple[Optional[str], list[Status]]
 def _not_as_before(status: Status) -> list[str]:
     if not status.restart_needed:
         return status.own_findings
-    # Only an instance whose restart was held back already gets here: its limits are what counts.
+    # Only an instance whose restart was deferred already gets here: its limits are what counts.
     wrong = [f"{value.what}: shows {value.shown or 'nothing'}" for value in status.every_value if not value.in_force]
     return wrong if status.daemon_answers else status.own_findings
 
 
-def problem_of_held_back(names: Iterable[str], instances: Mapping[str, Any]) -> Optional[str]:
-    """What of the limits is not in force in instances that are held back: reconcile does not judge these.
+def problem_of_deferred(names: Iterable[str], instances: Mapping[str, Any]) -> Optional[str]:
+    """What of the limits is not in force in instances that are deferred: reconcile does not judge these.
 
     ``instances`` is what was read back, in the form of the answer.
     """
@@ -153,7 +153,7 @@ def problem_of_held_back(names: Iterable[str], instances: Mapping[str, Any]) -> 
         for value in [*one["values"], *(value for server in one["servers"] for value in server["values"])]:
             if not value["in_force"]:
                 shown = value["shown"] or "nothing"
-                return f"{one['unit']['name']}: {value['what']}: shows {shown}, wished {value['wished']}"
+                return f"{one['unit']['name']}: {value['what']}: shows {shown}, desired {value['wished']}"
     return None
 
 

@@ -76,5 +76,5 @@ def _holders(path: Path) -> str:
     left = [one for one in procfs.pids() if one != os.getpid() and procfs.has_open(one, path)]
     if not left:
         return f"who has {path} cannot be told"
-    was = f"pid {pid} was cut off, and what it started is at work: " if pid is not None else ""
+    was = f"pid {pid} was interrupted, and what it started is at work: " if pid is not None else ""
     return was + ", ".join(f"pid {one} ({procfs.command(one)})" for one in left)

@@ -1,4 +1,4 @@
-"""Bringing a host into the wished state: what the role asks for in one call.
+"""Bringing a host into the desired state: what the role asks for in one call.
 
 First everything is looked at and planned; a plan that is refused changes nothing. Then files are written
 whole, and instances are started, reloaded or restarted, in that order of preference. An instance whose
@@ -55,7 +55,7 @@ USUAL_DAEMON = f"/usr/bin/{hardware.CONTROL_DAEMON}"
 
 @dataclass(frozen=True)
 class File:
-    """A file that is wished on the host."""
+    """A file that is desired on the host."""
 
     path: Path
     content: str
@@ -64,7 +64,7 @@ class File:
 
 @dataclass(frozen=True)
 class Request:
-    """What is wished of a host: files that belong to no instance, and the instances' files.
+    """What is desired of a host: files that belong to no instance, and the instances' files.
 
     With ``instance_per_gpu`` there is one instance for each GPU, named by its index, and the text is the
     file of each (``%i`` stands for the name). ``atomic`` lets only changed limits through, and puts the host
@@ -141,8 +141,8 @@ class Answer:
 
 @dataclass
 class _Plan:
-    """What differs from the wish. ``leftovers`` are instances of ours that are no longer wished, ``bereft`` those
-    of a wish for every GPU whose GPU is not there."""
+    """What differs from the desired state. ``leftovers`` are instances of ours that are no longer desired, ``gpu_missing`` those
+    of a desired state for every GPU whose GPU is not there."""
 
     instances: list[Instance]
     statuses: dict[str, Status]
@@ -150,15 +150,15 @@ class _Plan:
     program: Optional[Path]
     leftovers: list[str]
     units: dict[str, Mapping[str, str]]
-    """the other wished units, as systemd shows them"""
+    """the other desired units, as systemd shows them"""
     units_to_enable: list[str]
-    bereft: list[str]
-    cut_off: list[Path]
-    """halves of files that runs which were cut off left beside ours"""
+    gpu_missing: list[str]
+    partial_files: list[Path]
+    """halves of files that runs which were interrupted left beside ours"""
     freed: list[tuple[Gpu, str]]
     """GPUs in a mode of ours that no instance has any more, with the mode from before the first start"""
     waiting: dict[str, tuple[str, list[Client]]] = field(default_factory=dict)
-    """instances that are held back: why, and for which clients"""
+    """instances that are deferred: why, and for which clients"""
 
     def in_the_way(self) -> list[str]:
         """Those of them whose own clients are the reason."""
@@ -202,12 +202,12 @@ class _Plan:
     def _reload_helps(self, status: Status) -> bool:
         if not status.restart_needed:
             return status.reload_needed
-        # Its restart is held back: the clients to come get the new limits all the same.
+        # Its restart is deferred: the clients to come get the new limits all the same.
         return status.instance in self.waiting and not all(value.in_force for value in status.every_value)
 
 
 def reconcile(world: World, request: Request, check: bool, program: Optional[Path] = None) -> Answer:
-    """Bring the host into the wished state, or with ``check`` only say what would be done.
+    """Bring the host into the desired state, or with ``check`` only say what would be done.
 
     ``program`` is the file this program runs from, installed where the host lacks it or has another.
     Everything that goes wrong stands in the answer: ``refused`` (nothing was changed), ``missing`` (the
@@ -240,7 +240,7 @@ def _reconcile(world: World, request: Request, check: bool, program: Optional[Pa
         answer.error = None if answer.missing else str(error)
         return answer
     try:
-        instances, texts = _wished_instances(request, gpus)
+        instances, texts = _desired_instances(request, gpus)
         answer.warnings += _fit(world, instances, gpus, answer.host["driver_version"])
     except NotReady as error:
         answer.error = str(error)
@@ -306,16 +306,16 @@ def _describe_drains(plan: _Plan, request: Request, answer: Answer) -> None:
 
 
 def _drain(world: World, plan: _Plan, request: Request, answer: Answer) -> list[Drained]:
-    """Wait for the clients in the way, or end them, as the request says; who still has some gets the gate back."""
+    """Wait for the clients in the way, or end them, as the request says; who still has some gets the front door back."""
     from mpsctl.lifecycle import drain  # seldom needed, and a look has to be quick
 
-    wished = {instance.name: instance for instance in plan.instances}
-    instances = [wished.get(name) or configuration.load(world, name) for name in plan.in_the_way()]
+    desired = {instance.name: instance for instance in plan.instances}
+    instances = [desired.get(name) or configuration.load(world, name) for name in plan.in_the_way()]
     drained = drain.drain(world, instances, request.drain_timeout_s, request.on_clients == TERMINATE, of_this_run=True)
     for one in drained:
         lines = [f"drain mps-control@{one.instance}.service: {line}" for line in one.progress]
         if one.empty:
-            drains.forget_of_this_run(world, one.instance)  # the gate stays closed until the restart opens it
+            drains.forget_of_this_run(world, one.instance)  # the front door stays closed until the restart opens it
         # A wait for nothing changes nothing; an end of clients does.
         (answer.actions if one.empty or one.ended else answer.warnings).extend(lines)
     _give_up(world, [one for one in drained if not one.empty])
@@ -340,7 +340,7 @@ def _beyond_a_live_reload(world: World, plan: _Plan) -> Optional[str]:
     others += [
         f"restart {instance.unit}: {plan.statuses[instance.name].restart_needed}"
         for instance in plan.to_restart()
-        if instance.name not in plan.waiting  # it is held back anyway, and holds back no limit
+        if instance.name not in plan.waiting  # it is deferred anyway, and holds back no limit
     ]
     changed = (atomic.beyond_limits(world, instance) for instance in plan.rewritten(world))
     return atomic.refusal([*others, *filter(None, changed)])
@@ -355,7 +355,7 @@ def _carry_out_whole(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Ans
     former = atomic.remember(world, touched, plan.statuses, [file.path for file in plan.files], gpus)
     try:
         _carry_out(world, plan, gpus, answer)
-        answer.error = answer.error or atomic.problem_of_held_back(plan.waiting, answer.instances)
+        answer.error = answer.error or atomic.problem_of_deferred(plan.waiting, answer.instances)
     except (MpsctlError, OSError) as error:
         answer.error = str(error)
     if not answer.error:
@@ -376,8 +376,8 @@ def _missing() -> Optional[dict[str, str]]:
     return None
 
 
-def _wished_instances(request: Request, gpus: Sequence[Gpu]) -> tuple[list[Instance], dict[str, str]]:
-    """The wished instances and the text of each one's file.
+def _desired_instances(request: Request, gpus: Sequence[Gpu]) -> tuple[list[Instance], dict[str, str]]:
+    """The desired instances and the text of each one's file.
 
     :raises BadValue: for anything that only this host can refuse.
     """
@@ -424,8 +424,11 @@ def _plan(
     gpus: Sequence[Gpu],
     program: Optional[Path],
 ) -> _Plan:
-    wished = [*map(_with_binary, request.files), *(File(world.places.conf(name), text) for name, text in texts.items())]
-    differing = [file for file in wished if not _is_as_wished(file)]
+    desired = [
+        *map(_with_binary, request.files),
+        *(File(world.places.conf(name), text) for name, text in texts.items()),
+    ]
+    differing = [file for file in desired if not _is_as_desired(file)]
     shown = world.systemd.show([*(instance.unit for instance in instances), *request.units])
     statuses = {status.instance: status for status in proofs.look(world, instances, gpus, None, shown)}
     leftovers = [
@@ -433,8 +436,8 @@ def _plan(
         for name in configuration.names(world)
         if name not in texts and (files.read_text(world.places.conf(name)) or "").startswith(FINGERPRINT)
     ]
-    bereft = [] if request.instance_per_gpu is None else [n for n in leftovers if _named_by_its_gpu(world, n)]
-    leftovers = [name for name in leftovers if name not in bereft]
+    gpu_missing = [] if request.instance_per_gpu is None else [n for n in leftovers if _named_by_its_gpu(world, n)]
+    leftovers = [name for name in leftovers if name not in gpu_missing]
     if leftovers:
         statuses.update({status.instance: status for status in proofs.status_of_all(world, leftovers)})
     plan = _Plan(
@@ -445,8 +448,8 @@ def _plan(
         leftovers=leftovers,
         units={name: shown.get(name, {}) for name in request.units},
         units_to_enable=[name for name in request.units if not world.systemd.enabled(name)],
-        bereft=bereft,
-        cut_off=cut_off(world, [file.path for file in request.files]),
+        gpu_missing=gpu_missing,
+        partial_files=partial_files(world, [file.path for file in request.files]),
         freed=saved_compute_modes.left_behind(
             world,
             gpus,
@@ -458,18 +461,18 @@ def _plan(
     return plan
 
 
-def cut_off(world: World, paths: Iterable[Path]) -> list[Path]:
-    """What runs that were cut off left beside our files: ``paths``, and those that are always ours."""
+def partial_files(world: World, paths: Iterable[Path]) -> list[Path]:
+    """What interrupted runs left beside our files: ``paths``, and those that are always ours."""
     places = world.places
-    found = [left for path in (*paths, places.program) for left in files.cut_off(path.parent, path.name)]
-    found += files.cut_off(places.configuration, "*.conf")
+    found = [left for path in (*paths, places.program) for left in files.partial_files(path.parent, path.name)]
+    found += files.partial_files(places.configuration, "*.conf")
     for directory in (places.state, saved_compute_modes.directory(world), places.cache):
-        found += files.cut_off(directory)
+        found += files.partial_files(directory)
     return found
 
 
 def _named_by_its_gpu(world: World, name: str) -> bool:
-    """Whether an instance is one of a wish for every GPU. Without its GPU it is not taken for unwished: a GPU that
+    """Whether an instance is one of a desired state for every GPU. Without its GPU it is not taken for not desired: a GPU that
     fell off the bus comes back with a reboot, and MPS with it."""
     try:
         return configuration.load(world, name).gpus == (name,)
@@ -480,7 +483,7 @@ def _named_by_its_gpu(world: World, name: str) -> bool:
 def _who_waits(plan: _Plan, gpus: Sequence[Gpu]) -> dict[str, tuple[str, list[Client]]]:
     """An end of these daemons would end their clients; and who is to have a GPU of theirs waits with them."""
     ending = {one.name: str(plan.statuses[one.name].restart_needed) for one in plan.to_restart()}
-    ending.update(dict.fromkeys(plan.leftovers, "the instance is no longer wished"))
+    ending.update(dict.fromkeys(plan.leftovers, "the instance is no longer desired"))
     waiting = {}
     for name, why in ending.items():
         status = plan.statuses[name]
@@ -509,7 +512,7 @@ def _with_binary(file: File) -> File:
     return replace(file, content=file.content.replace(DAEMON_PLACE, str(binary)))
 
 
-def _is_as_wished(file: File) -> bool:
+def _is_as_desired(file: File) -> bool:
     try:
         mode = file.path.stat().st_mode & 0o7777
     except (FileNotFoundError, NotADirectoryError):
@@ -525,14 +528,14 @@ def _same_file(one: Path, other: Path) -> bool:
 
 
 def _describe(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) -> None:
-    """Put the plan into the answer: diff, actions, what is held back, what stands in no need of change."""
+    """Put the plan into the answer: diff, actions, what is deferred, what stands in no need of change."""
     if plan.program is not None:
         _describe_program(world, plan.program, answer)
     for file in plan.files:
         answer.actions.append(f"write {file.path}")
         add_diff(answer, str(file.path), files.read_text(file.path), file.content)
-    for path in plan.cut_off:
-        describe_state(answer, f"remove {path}: a run was cut off", str(path), "present", "absent")
+    for path in plan.partial_files:
+        describe_state(answer, f"remove {path}: a run was interrupted", str(path), "present", "absent")
     for name in plan.leftovers:
         if name not in plan.waiting:
             describe_leftover(world, name, plan.statuses[name], answer)
@@ -560,7 +563,7 @@ def _describe(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) ->
     if not plan.files and _stale(plan):
         describe_state(answer, "reload systemd's units", "systemd", "older units loaded", "units as on disk")
     for name, (why, clients) in plan.waiting.items():
-        hold_back(world, answer, name, why, clients)
+        defer(world, answer, name, why, clients)
     if answer.missing and answer.actions:
         answer.warnings.append(
             f"{answer.missing['what']} is not installed yet: the unit is shown with its usual path {USUAL_DAEMON}"
@@ -574,7 +577,7 @@ def _describe(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) ->
     answer.changed = bool(answer.actions)
     answer.instances = {i.name: plan.statuses[i.name].as_json() for i in plan.instances}
     answer.warnings += _about_clients(plan.statuses.values())
-    for name in plan.bereft:
+    for name in plan.gpu_missing:
         unit = f"mps-control@{name}.service"
         answer.warnings.append(
             f"instance {name} is kept, but GPU {name} is gone from this host: see `mpsctl gpus` and dmesg; if it is to"
@@ -619,7 +622,7 @@ def add_diff(answer: Answer, what: str, before: Optional[str], after: Optional[s
     )
 
 
-def hold_back(world: World, answer: Answer, name: str, why: str, clients: Sequence[Client]) -> None:
+def defer(world: World, answer: Answer, name: str, why: str, clients: Sequence[Client]) -> None:
     """A restart would end these clients: it waits until they are gone, or the operator ends them."""
     described = [
         {
@@ -641,7 +644,7 @@ def _carry_out(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) -
     bytecode.keep(world.places)
     for file in plan.files:
         files.write(file.path, file.content, file.mode)
-    for path in plan.cut_off:
+    for path in plan.partial_files:
         path.unlink(missing_ok=True)
     problems = []
     if plan.to_enable():
@@ -668,7 +671,7 @@ def _carry_out(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) -
 
 
 def remove_instance(world: World, name: str) -> None:
-    """Stop an instance that is no longer wished; its own stop path brings the compute mode back."""
+    """Stop an instance that is no longer desired; its own stop path brings the compute mode back."""
     unit = f"mps-control@{name}.service"
     systemd.ensure(world.systemd.act("disable", [unit]), f"systemctl disable {unit}")
     systemd.ensure(world.systemd.act("stop", [unit]), f"systemctl stop {unit}")
@@ -714,7 +717,7 @@ def _read_back(world: World, plan: _Plan, answer: Answer, problems: Sequence[str
             wrong.append(f"{unit}: it is {state}, expected enabled and active; see `systemctl status {unit}`")
     answer.warnings += [line for line in _about_clients(statuses) if line not in answer.warnings]
     for status in statuses:
-        if not status.as_wished and status.instance not in plan.waiting and not status.active:
+        if not status.as_desired and status.instance not in plan.waiting and not status.active:
             last = world.systemd.journal(str(status.unit["name"]), 3)
             wrong.append(f"its journal ends: {' | '.join(last)}")
     if wrong:
@@ -724,7 +727,7 @@ def _read_back(world: World, plan: _Plan, answer: Answer, problems: Sequence[str
 
 
 def _about_clients(statuses: Iterable[Status]) -> list[str]:
-    """What is told, and fails no run: clients that escaped, and drains."""
+    """What is told, and fails no run: clients without their limit, and drains."""
     lines = (
         (status.instance, [*status.client_findings, *([status.drained] if status.drained else [])])
         for status in statuses

@@ -1,8 +1,8 @@
 """Taking everything of ours off a host: clients first, then daemons, then the GPUs' modes, then the files.
 
 What is not ours stays: files without our first line, the daemon's package, other people's units and processes.
-An instance whose clients are still connected is held back, and what all instances share stays with it. A second
-run finds nothing to do, and a run that was cut off is finished by the next.
+An instance whose clients are still connected is deferred, and what all instances share stays with it. A second
+run finds nothing to do, and a interrupted run is finished by the next.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Found:
     units: list[Path]
     modes: list[tuple[Gpu, str]]
     directories: list[Path]
-    cut_off: list[Path]
+    partial_files: list[Path]
     """halves of files, and the link that would start the timer at boot where its file has gone before it"""
     program: Optional[Path]
     foreign: list[Path] = field(default_factory=list)
@@ -64,7 +64,7 @@ def _remove(world: World, check: bool) -> Answer:
     held = {name: status for name, status in found.statuses.items() if status.clients}
     going = [name for name in found.statuses if name not in held]
     for status in held.values():
-        reconcile.hold_back(world, answer, status.instance, "its clients are connected", status.connected)
+        reconcile.defer(world, answer, status.instance, "its clients are connected", status.connected)
     for name in going:
         reconcile.describe_leftover(world, name, found.statuses[name], answer)
     if not held:
@@ -104,9 +104,9 @@ def _look(world: World) -> _Found:
         directories=[
             path for path in (places.state, places.cache, places.turn.parent) if _holds_something(world, path)
         ],
-        cut_off=[
+        partial_files=[
             path
-            for path in reconcile.cut_off(world, units)
+            for path in reconcile.partial_files(world, units)
             if not path.is_relative_to(places.state) and path.parent != places.cache  # they go whole
         ]
         + [link for link in [_timer_link(places)] if link.is_symlink() and not link.exists()],
@@ -157,7 +157,7 @@ def _describe_shared(found: _Found, answer: Answer) -> None:
     for path in found.units:
         answer.actions.append(f"remove {path}")
         reconcile.add_diff(answer, str(path), files.read_text(path) or "", None)
-    for path in [*found.cut_off, *found.directories, *([found.program] if found.program else [])]:
+    for path in [*found.partial_files, *found.directories, *([found.program] if found.program else [])]:
         reconcile.describe_state(answer, f"remove {path}", str(path), "present", "absent")
 
 
@@ -178,9 +178,9 @@ def _carry_out(world: World, found: _Found, going: Sequence[str], everything: bo
         return
     for gpu, _ in found.modes:
         _restore(world, gpu)
-    for path in [*found.units, *found.cut_off]:
+    for path in [*found.units, *found.partial_files]:
         path.unlink(missing_ok=True)
-    # Whatever is left to do: a run that was cut off may have come as far as the units.
+    # Whatever is left to do: a interrupted run may have come as far as the units.
     world.systemd.act("daemon-reload")
     world.systemd.act("reset-failed", ["mps-control@*.service", "mps-health.service"])
     _remove_empty(world.places.configuration)
@@ -205,9 +205,9 @@ def _pipe_directory(world: World, name: str) -> Optional[Path]:
 def _tidy(public: Path) -> None:
     """A pipe directory that systemd does not remove, outside /run; never under a daemon that still serves it."""
     if public.is_dir() and not pipe.daemons_on(public):
-        pipe.close_gate(public)
+        pipe.close_door(public)
         for name in pipe.PUBLIC_NAMES:
-            files.link_cut_off(public / name).unlink(missing_ok=True)
+            files.partial_link(public / name).unlink(missing_ok=True)
         pipe.remove_private(public)
         _remove_empty(public)
     _remove_empty(public.parent)

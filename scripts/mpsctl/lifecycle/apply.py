@@ -1,7 +1,7 @@
-"""Putting limits in force and opening the gate (ExecStartPost and ExecReload of the unit).
+"""Putting limits in force and opening the front door (ExecStartPost and ExecReload of the unit).
 
-With an eager server (mps_server_user, mps_multi_user) the order is: limits, the wished compute mode, the
-server, the gate. The server then holds the GPU from the first moment and spares the first client its wait.
+With an eager server (mps_server_user, mps_multi_user) the order is: limits, the desired compute mode, the
+server, the front door. The server then holds the GPU from the first moment and spares the first client its wait.
 
 The daemon forgets every limit when it ends and takes anything for a value; its environment variable for
 memory limits nobody (driver 580, H200). So limits are set by command at every start, read back, and only
@@ -23,7 +23,7 @@ from mpsctl.model.daemon_environment import DaemonEnvironment
 from mpsctl.model.errors import BadValue, NotInForce, NotReady
 from mpsctl.model.instance import Instance
 from mpsctl.store import configuration, drains, record, server_log
-from mpsctl.store.desired import Step, Wish, memory_of, steps
+from mpsctl.store.desired_values import Desired, Step, memory_of, steps
 from mpsctl.store.record import InForce
 from mpsctl.store.world import World
 
@@ -31,7 +31,7 @@ _START_DEADLINE_S = 30
 _EXEC_DEADLINE_S = 5
 _POLL_S = 0.02
 _SERVER_POLL_S = 0.05
-_WITNESS_S = 3
+_SERVER_LOG_S = 3
 
 
 def apply(world: World, name: str, main_pid: Optional[int] = None) -> list[str]:
@@ -41,7 +41,7 @@ def apply(world: World, name: str, main_pid: Optional[int] = None) -> list[str]:
     ends when that process does.
 
     :raises NotReady: if the daemon ended, or did not answer within 30 s.
-    :raises NotInForce: if something does not read back as wished. The gate is then left as it was.
+    :raises NotInForce: if something does not read back in the desired state. The front door is then left as it was.
     """
     instance = configuration.load(world, name)
     pid = main_pid or _main_pid(world, instance)
@@ -52,22 +52,22 @@ def apply(world: World, name: str, main_pid: Optional[int] = None) -> list[str]:
     changes: list[str] = []
     with world.nvml() as nvml:
         gpus = nvml.gpus()
-        wished = configuration.resolve(instance, gpus)
-        wish = Wish.of(instance, memory_of(running.devices, gpus))
+        served = configuration.resolve(instance, gpus)
+        desired = Desired.of(instance, memory_of(running.devices, gpus))
         known = record.read(world, name, pid)
-        if known is not None and known.limits_mib != wish.limits_mib:
+        if known is not None and known.limits_mib != desired.limits_mib:
             # Should this break off halfway, the getters cannot tell how far it came: nothing old is believed then.
             record.write(world, name, replace(known, limits_mib=()))
-        changes += _put_in_force(world, instance, daemon, running.devices, wish, known)
-        if tuple(device.uuid for device in wished) == running.devices:
-            changes += compute_modes.take(world, nvml, instance, wished)
+        changes += _put_in_force(world, instance, daemon, running.devices, desired, known)
+        if tuple(device.uuid for device in served) == running.devices:
+            changes += compute_modes.take(world, nvml, instance, served)
         else:
             world.say(f"the daemon still serves {', '.join(running.devices)}: restart the unit to change its GPUs")
     changes += _start_server(world, instance, daemon)
     started_at = procfs.started_at(pid)
     if not procfs.alive(pid) or started_at is None:
         raise NotReady(f"the control daemon (pid {pid}) ended while its limits were set")
-    record.write(world, name, wish.recorded(pid, started_at, known.since_s if known else world.now_s()))
+    record.write(world, name, desired.recorded(pid, started_at, known.since_s if known else world.now_s()))
     if pipe.restrict(running.pipe_directory, gid):
         changes.append(f"who may connect: {f'the group {instance.group}' if instance.group else 'everyone'}")
     _let_in(world, instance, running)
@@ -75,13 +75,13 @@ def apply(world: World, name: str, main_pid: Optional[int] = None) -> list[str]:
 
 
 def _let_in(world: World, instance: Instance, running: DaemonEnvironment) -> None:
-    """Open the gate, unless the instance is drained; looked at again behind it, as a drain may begin in between."""
+    """Open the front door, unless the instance is drained; looked at again behind it, as a drain may begin in between."""
     public = Path(instance.pipe_directory)
     if drains.read(world, instance.name) is None:
-        pipe.open_gate(public, running.pipe_directory)
+        pipe.open_door(public, running.pipe_directory)
     drained = drains.read(world, instance.name)
     if drained is not None:
-        pipe.close_gate(public)
+        pipe.close_door(public)
         world.say(f"drained since {drained.since}: no client is let in before `mpsctl undrain {instance.name}`")
 
 
@@ -174,26 +174,26 @@ def _uid_of(user: str) -> int:
 
 
 def _put_in_force(
-    world: World, instance: Instance, daemon: Daemon, devices: Sequence[str], wish: Wish, known: Optional[InForce]
+    world: World, instance: Instance, daemon: Daemon, devices: Sequence[str], desired: Desired, known: Optional[InForce]
 ) -> list[str]:
     """Set what differs, in the defaults (for later servers) and in every running server, and read back."""
-    changes = _set_and_read(daemon, steps(wish, known), "")
+    changes = _set_and_read(daemon, steps(desired, known), "")
     servers = control.servers(daemon)
     log = server_log.of_unit(world, instance.unit) if servers else None
     told = []
     for server in servers:
         # A server takes the defaults only when it starts; a command to it reaches clients that connect later.
         said = server_log.limits(log.servers.get(server.pid) if log else None, devices)
-        of_server = _set_and_read(daemon, steps(wish, known, str(server.pid), said), str(server.pid))
+        of_server = _set_and_read(daemon, steps(desired, known, str(server.pid), said), str(server.pid))
         told += [server.pid] if of_server else []
         changes += of_server
     if told:
-        _hear_the_witness(world, instance, devices, wish, told)
+        _confirm_by_server_log(world, instance, devices, desired, told)
     return changes
 
 
-def _hear_the_witness(
-    world: World, instance: Instance, devices: Sequence[str], wish: Wish, servers: Sequence[int]
+def _confirm_by_server_log(
+    world: World, instance: Instance, devices: Sequence[str], desired: Desired, servers: Sequence[int]
 ) -> None:
     """Hold the limits that servers were told against the bytes that each wrote to its log; the getter rounds.
 
@@ -201,14 +201,14 @@ def _hear_the_witness(
 
     :raises NotInForce: if a server's log goes on saying something else.
     """
-    end_s = world.now_s() + _WITNESS_S
+    end_s = world.now_s() + _SERVER_LOG_S
     while True:
         log = server_log.of_unit(world, instance.unit)
         wrong = [
-            f"memory limit of device {ordinal} (server {pid}): wished {mib} MiB, its log says {said} bytes"
+            f"memory limit of device {ordinal} (server {pid}): desired {mib} MiB, its log says {said} bytes"
             for pid in servers
             for ordinal, (mib, said) in enumerate(
-                zip(wish.limits_mib, server_log.limits(log.servers.get(pid), devices))
+                zip(desired.limits_mib, server_log.limits(log.servers.get(pid), devices))
             )
             if mib is not None and said is not None and said != mib << 20
         ]
@@ -219,14 +219,14 @@ def _hear_the_witness(
         world.sleep_s(_SERVER_POLL_S)
 
 
-def _set_and_read(daemon: Daemon, wished: Sequence[Step], server: str) -> list[str]:
+def _set_and_read(daemon: Daemon, desired: Sequence[Step], server: str) -> list[str]:
     """``server`` is a server's pid, or empty for the defaults."""
-    if not wished:
+    if not desired:
         return []
-    before = daemon.ask([step.getter for step in wished])
+    before = daemon.ask([step.getter for step in desired])
     if _gone(server, before):
         return []
-    due = [(step, lines) for step, lines in zip(wished, before) if not step.in_force(lines)]
+    due = [(step, lines) for step, lines in zip(desired, before) if not step.in_force(lines)]
     if not due:
         return []
     said = daemon.ask([step.setter for step, _ in due])
@@ -237,11 +237,11 @@ def _set_and_read(daemon: Daemon, wished: Sequence[Step], server: str) -> list[s
         if list(lines) != [step.reads]:
             answer = " / ".join(words) or "nothing"
             raise NotInForce(
-                f"{step.what}: wished {step.wished}, reads back {' / '.join(lines) or 'nothing'} after"
+                f"{step.what}: desired {step.desired}, reads back {' / '.join(lines) or 'nothing'} after"
                 f" `{step.setter}` (it answered {answer})"
             )
     where = f"server {server}" if server else "default"
-    return [f"{step.what} ({where}): {' / '.join(lines) or 'unset'} -> {step.wished}" for step, lines in due]
+    return [f"{step.what} ({where}): {' / '.join(lines) or 'unset'} -> {step.desired}" for step, lines in due]
 
 
 def _gone(server: str, answers: Sequence[Sequence[str]]) -> bool:

@@ -18,7 +18,7 @@ from mpsctl.store.world import World
 
 
 def take(world: World, nvml: Nvml, instance: Instance, devices: Sequence[Device]) -> list[str]:
-    """Bring the GPUs into the wished compute mode; what was changed.
+    """Bring the GPUs into the desired compute mode; what was changed.
 
     The mode found before the first change is recorded once per GPU and never overwritten, so that removing
     the instance can bring it back. The driver forgets the mode at every reboot.

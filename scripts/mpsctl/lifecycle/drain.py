@@ -1,6 +1,6 @@
 """No new client, and a bounded wait for those that are connected: `mpsctl drain`, a stop, and a restart by consent.
 
-The gate is closed first, so whoever is found from then on was connected before. A client that is just being accepted,
+The front door is closed first, so whoever is found from then on was connected before. A client that is just being accepted,
 or waits behind another user's, is in no list for a moment: nobody is taken for gone at one look.
 """
 
@@ -44,7 +44,7 @@ class Drained:
     unknown: Optional[str] = None
     progress: list[str] = field(default_factory=list)
     was_open: Optional[Path] = None
-    """the daemon's own directory, where the gate before it was open"""
+    """the daemon's own directory, where the front door before it was open"""
 
     @property
     def empty(self) -> bool:
@@ -76,7 +76,7 @@ def drain(
     """
     shown = world.systemd.show([instance.unit for instance in instances])
     main_pids = [int(shown.get(instance.unit, {}).get("MainPID") or 0) for instance in instances]
-    drained = [Drained(one.name, "", was_open=_open_gate(pid)) for one, pid in zip(instances, main_pids)]
+    drained = [Drained(one.name, "", was_open=_open_door(pid)) for one, pid in zip(instances, main_pids)]
     try:
         daemons = []
         for instance, found, main_pid in zip(instances, drained, main_pids):
@@ -97,27 +97,27 @@ def drain(
     return drained
 
 
-def _open_gate(main_pid: int) -> Optional[Path]:
+def _open_door(main_pid: int) -> Optional[Path]:
     running = daemon_environment.of_process(procfs.environment(main_pid)) if main_pid else None
-    if running is None or pipe.behind_gate(running.pipe_directory.parent) != running.pipe_directory:
+    if running is None or pipe.behind_door(running.pipe_directory.parent) != running.pipe_directory:
         return None
     return running.pipe_directory
 
 
 def _close(world: World, instance: Instance, main_pid: int) -> Optional[Daemon]:
-    """Close the gate; the daemon behind it, or None where none runs."""
-    close_gates(instance, main_pid)
+    """Close the front door; the daemon behind it, or None where none runs."""
+    close_doors(instance, main_pid)
     if not main_pid or not procfs.alive(main_pid):
         return None
     return terminate.running_daemon(world, instance, main_pid)
 
 
-def close_gates(instance: Instance, main_pid: int) -> None:
+def close_doors(instance: Instance, main_pid: int) -> None:
     """Let no new client find the daemon; the instance's file may name another directory by now than it serves."""
-    pipe.close_gate(Path(instance.pipe_directory))
+    pipe.close_door(Path(instance.pipe_directory))
     running = daemon_environment.of_process(procfs.environment(main_pid)) if main_pid else None
     if running is not None:
-        pipe.close_gate(running.pipe_directory.parent)
+        pipe.close_door(running.pipe_directory.parent)
 
 
 def _wait(world: World, found: Drained, daemon: Daemon, end_s: float) -> None:
@@ -136,7 +136,7 @@ def wait(
 ) -> list[tuple[int, Client]]:
     """Wait until ``end_s`` for the last client to leave, which ``looks`` in a row must show; who is left then.
 
-    The gate is closed by now. A daemon that is gone has no clients.
+    The front door is closed by now. A daemon that is gone has no clients.
 
     :raises NotServed: if the daemon did not answer at the last look.
     """
@@ -206,7 +206,7 @@ def undrain(world: World, name: str) -> list[str]:
 
     Where no daemon runs, the next start lets them in.
 
-    :raises MpsctlError: as ``apply``; the gate is closed then, and the instance no longer counts as drained.
+    :raises MpsctlError: as ``apply``; the front door is closed then, and the instance no longer counts as drained.
     """
     instance = configuration.load(world, name)
     drains.forget(world, name)
@@ -215,7 +215,7 @@ def undrain(world: World, name: str) -> list[str]:
 
 
 def give_up(world: World, found: Drained) -> None:
-    """Let clients in again to whom this run closed the gate, as it was; an operator's drain stays."""
+    """Let clients in again to whom this run closed the front door, as it was; an operator's drain stays."""
     drains.forget_of_this_run(world, found.instance)
     if found.was_open is not None and drains.read(world, found.instance) is None and found.was_open.is_dir():
-        pipe.open_gate(found.was_open.parent, found.was_open)
+        pipe.open_door(found.was_open.parent, found.was_open)

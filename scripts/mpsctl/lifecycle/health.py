@@ -1,4 +1,4 @@
-"""A look at every active instance in bounded time, for a timer; what becomes of clients that escaped and of daemons
+"""A look at every active instance in bounded time, for a timer; what becomes of clients without their limit and of daemons
 that answer nothing.
 
 Two things may be done, and only where the instance's file says so. A client that shook off its limit is ended by
@@ -22,7 +22,7 @@ from mpsctl.observe import status as proofs
 from mpsctl.observe.clients import Client
 from mpsctl.observe.status import ServerStatus, Status
 from mpsctl.store import configuration, limit_bypasses, unresponsive
-from mpsctl.store.limit_bypasses import Escape
+from mpsctl.store.limit_bypasses import LimitBypass
 from mpsctl.store.world import World
 
 INSTANCE_BOUND_S = 5
@@ -47,7 +47,7 @@ class Health:
 
 
 @dataclass(frozen=True)
-class _Stranger:
+class _Foreign:
     """A control daemon that none of our units started. ``devices`` None: it names none, and serves every GPU."""
 
     pid: int
@@ -66,7 +66,7 @@ class _Stranger:
         )
 
 
-def _strangers(shown: Mapping[str, Mapping[str, str]]) -> list[_Stranger]:
+def _foreign(shown: Mapping[str, Mapping[str, str]]) -> list[_Foreign]:
     ours = {unit.get("MainPID") for unit in shown.values()}
     found = []
     for pid in control.processes(front_ends=False):
@@ -75,7 +75,7 @@ def _strangers(shown: Mapping[str, Mapping[str, str]]) -> list[_Stranger]:
             continue
         named = environment.get("CUDA_VISIBLE_DEVICES")
         devices = None if named is None else tuple(word.strip() for word in named.split(",") if word.strip())
-        found.append(_Stranger(pid, environment.get(pipe.VARIABLE, DEFAULT_PIPE_DIRECTORY), devices))
+        found.append(_Foreign(pid, environment.get(pipe.VARIABLE, DEFAULT_PIPE_DIRECTORY), devices))
     return found
 
 
@@ -93,7 +93,7 @@ def health(world: World) -> list[Health]:
     shown = world.systemd.show([instance.unit for instance in instances])
     active = [one for one in instances if shown.get(one.unit, {}).get("ActiveState") == "active"]
     gpus, problem = proofs.host_gpus(world) if active else ([], None)
-    strangers = _strangers(shown) if active else []
+    foreign = _foreign(shown) if active else []
     end_s = world.now_s() + BOUND_S
     for instance in active:
         whole = end_s - world.now_s() >= INSTANCE_BOUND_S
@@ -102,17 +102,17 @@ def health(world: World) -> list[Health]:
         (status,) = proofs.look(hurried, [instance], gpus, problem, shown)
         # A drain is somebody's will, and no alarm.
         found[instance.name] = Health(instance.name, [line for line in status.findings if line != status.drained])
-        found[instance.name].findings += [one.on(status) for one in strangers if one.serves(status)]
-        _look_after_escapes(hurried, instance, status, found[instance.name])
+        found[instance.name].findings += [one.on(status) for one in foreign if one.serves(status)]
+        _look_after_limit_bypasses(hurried, instance, status, found[instance.name])
         if whole:  # else it had no time to answer
-            _look_after_silence(world, instance, status, found[instance.name])
+            _look_after_unresponsive(world, instance, status, found[instance.name])
     return [found[name] for name in sorted(found, key=configuration.natural)]
 
 
-def _look_after_silence(world: World, instance: Instance, status: Status, health_: Health) -> None:
-    """End a daemon that answered nothing at the last look either, where that is wished."""
+def _look_after_unresponsive(world: World, instance: Instance, status: Status, health_: Health) -> None:
+    """End a daemon that answered nothing at the last look either, where that is desired."""
     pid = int(status.unit["main_pid"])
-    if not status.silent or not procfs.alive(pid):
+    if not status.unresponsive or not procfs.alive(pid):
         unresponsive.forget(world, instance.name)
         return
     # Who holds the one session that a daemon serves at a time makes it look silent, and is not to lose it.
@@ -123,7 +123,9 @@ def _look_after_silence(world: World, instance: Instance, status: Status, health
     if not unresponsive.remembered(world, instance.name, pid, started_at):
         unresponsive.remember(world, instance.name, pid, started_at)
         if instance.unresponsive_daemon == RESTART:
-            health_.actions.append(f"the control daemon (pid {pid}) will be ended at the next look if it stays silent")
+            health_.actions.append(
+                f"the control daemon (pid {pid}) will be ended at the next look if it stays unresponsive"
+            )
         return
     if instance.unresponsive_daemon != RESTART:
         return
@@ -138,19 +140,19 @@ def _look_after_silence(world: World, instance: Instance, status: Status, health
     )
 
 
-def _look_after_escapes(world: World, instance: Instance, status: Status, health_: Health) -> None:
+def _look_after_limit_bypasses(world: World, instance: Instance, status: Status, health_: Health) -> None:
     if not status.daemon_answers:
         return  # who is connected is not known: nothing is forgotten
     before = limit_bypasses.read(world, instance.name)
     kept = []
     for server in status.servers:
         for client in server.clients:
-            if not client.escaped:
+            if not client.bypassed:
                 continue
             known = before.get(client.pid)
             if known is None or known.started_at != client.started_at:
-                known = Escape(client.pid, client.started_at, world.now_s())
-            if instance.escaped_clients == TERMINATE and not known.terminated:
+                known = LimitBypass(client.pid, client.started_at, world.now_s())
+            if instance.limit_bypass == TERMINATE and not known.terminated:
                 known = _after_grace(world, instance, status, server, client, known, health_)
             kept.append(known)
     limit_bypasses.remember(world, instance.name, kept)
@@ -162,11 +164,11 @@ def _after_grace(
     status: Status,
     server: ServerStatus,
     client: Client,
-    known: Escape,
+    known: LimitBypass,
     health_: Health,
-) -> Escape:
+) -> LimitBypass:
     """End the client if its time is over; what is remembered of it then."""
-    left_s = instance.escape_grace_s - (world.now_s() - known.first_seen_s)
+    left_s = instance.limit_bypass_grace_s - (world.now_s() - known.first_seen_s)
     if left_s > 0:
         health_.actions.append(f"{client} will be ended by the daemon in {left_s:.0f} s if it stays")
         return known
@@ -175,5 +177,5 @@ def _after_grace(
     if ended.problem:
         health_.findings.append(f"{client} could not be ended: {ended.problem}")
     elif ended.taken_off:
-        health_.actions.append(f"{client}: {'; '.join(ended.steps)}: {client.escaped}")
+        health_.actions.append(f"{client}: {'; '.join(ended.steps)}: {client.bypassed}")
     return replace(known, terminated=ended.taken_off)

@@ -54,12 +54,12 @@ def prepare(world: World, name: str) -> DaemonEnvironment:
     """
     check_name(name)
     with suppress(BadValue):  # which is told after the pause: systemd tries again at once, whatever the reason
-        pipe.close_gate(Path(configuration.load(world, name).pipe_directory))
+        pipe.close_door(Path(configuration.load(world, name).pipe_directory))
     if world.places.conf(name).exists() or record.short_lives(world, name) is not None:  # else it never was
         _back_off(world, name)
     instance = configuration.load(world, name)  # as it is now: it may have been written anew during the pause
     public = Path(instance.pipe_directory)
-    pipe.close_gate(public)
+    pipe.close_door(public)
     for pid in pipe.daemons_on(public):
         raise NotReady(
             f"a control daemon (pid {pid}) that this unit did not start serves {public}; end its clients, then"

@@ -48,7 +48,7 @@ class Report:
     pid: Optional[int] = None
     became_client: bool = False
     client_pid: Optional[int] = None
-    witness: Optional[str] = None
+    probe: Optional[str] = None
     why_not: Optional[str] = None
     exit_code: Optional[int] = None
     lines: list[str] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be run. ``report`` takes the report as JSON; ``quiet`` keeps it off standard error."""
+    """What is to be run. ``report`` takes the report as JSON; ``idle`` keeps it off standard error."""
 
     instance: str
     command: Sequence[str]
@@ -67,7 +67,7 @@ class Request:
     prove_timeout_s: float = 30
     require_mps: bool = False
     report: Optional[Path] = None
-    quiet: bool = False
+    idle: bool = False
 
 
 def run(world: World, request: Request, inherited: Mapping[str, str]) -> int:
@@ -104,22 +104,22 @@ def run(world: World, request: Request, inherited: Mapping[str, str]) -> int:
 
 def _say(request: Request, report: Report, text: str) -> None:
     report.lines.append(text)
-    if not request.quiet:
+    if not request.idle:
         print(f"mpsctl run: {text}", file=sys.stderr, flush=True)
 
 
 def _refuse_other_devices(world: World, instance: Instance, devices: Sequence[Device]) -> None:
-    """While a restart is held back, the daemon serves other GPUs than the file says: a client would see none."""
+    """While a restart is deferred, the daemon serves other GPUs than the file says: a client would see none."""
     try:
         text = files.read_text(world.places.runtime(instance.name) / "daemon.env") or ""
     except PermissionError:
         return
     served = [line.partition("=")[2] for line in text.splitlines() if line.startswith("CUDA_VISIBLE_DEVICES=")]
-    wished = ",".join(device.uuid for device in devices)
-    if served and served != [wished]:
+    desired = ",".join(device.uuid for device in devices)
+    if served and served != [desired]:
         raise BadValue(
             f"a daemon that serves {served[0]}",
-            f"{wished}, as {world.places.conf(instance.name)} says",
+            f"{desired}, as {world.places.conf(instance.name)} says",
             f"restart {instance.unit} when its clients have ended",
         )
 
@@ -228,14 +228,14 @@ class _Watcher(threading.Thread):
 
     def _seen(self) -> None:
         report, watch = self._report, self._watch
-        report.became_client, report.client_pid, report.witness, report.why_not = (
+        report.became_client, report.client_pid, report.probe, report.why_not = (
             True,
             watch.client,
-            watch.witness,
+            watch.probe,
             None,
         )
         whose = "" if watch.client == watch.root else f", started by pid {watch.root},"
-        _say(self._request, report, f"pid {watch.client}{whose} is an MPS client (seen by {watch.witness})")
+        _say(self._request, report, f"pid {watch.client}{whose} is an MPS client (seen by {watch.probe})")
 
     def end(self, returncode: int) -> None:
         """The command has ended: the last word, if none was said yet."""

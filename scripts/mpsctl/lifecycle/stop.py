@@ -34,7 +34,7 @@ def stop(world: World, name: str, main_pid: Optional[int]) -> bool:
     from mpsctl.lifecycle import drain, terminate  # what a reconcile, which needs the rest of this file, does without
 
     instance = configuration.load(world, name)
-    drain.close_gates(instance, main_pid or 0)
+    drain.close_doors(instance, main_pid or 0)
     if main_pid is None or not procfs.alive(main_pid):
         return True
     record.forget_starts(world, name)  # an end that was asked for is no crash, and slows no start down
@@ -75,13 +75,13 @@ def _see_clients_off(world: World, instance: Instance, daemon: Daemon, end_s: fl
 
 
 def release(world: World, name: str) -> None:
-    """Undo what ``prepare`` did to the host, on a real stop only; close the GPU where that is wished.
+    """Undo what ``prepare`` did to the host, on a real stop only; close the GPU where that is desired.
 
     systemd runs this before every automatic restart too (and for a restart job, where a moment in another
     compute mode would let other processes onto the GPU); the job in the queue tells them apart.
     """
     instance = configuration.load(world, name)
-    pipe.close_gate(Path(instance.pipe_directory))
+    pipe.close_door(Path(instance.pipe_directory))
     if instance.when_down == PROHIBITED:
         _close_gpus(world, instance)
     if world.systemd.job(instance.unit) == "stop":

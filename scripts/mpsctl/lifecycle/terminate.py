@@ -89,7 +89,7 @@ def end(
 
 
 def running_daemon(world: World, instance: Instance, main_pid: int) -> Daemon:
-    """The daemon of an instance that runs, whether or not its gate is open."""
+    """The daemon of an instance that runs, whether or not its front door is open."""
     running = daemon_environment.of_process(procfs.environment(main_pid))
     return world.daemon_of(instance.name, running.pipe_directory if running else Path(instance.pipe_directory))
 

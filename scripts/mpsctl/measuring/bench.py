@@ -16,11 +16,11 @@ from typing import Any, Callable, Mapping, Optional, Sequence
 
 from mpsctl.adapters import cuda, cuda_work, hardware, pipe
 from mpsctl.adapters.stop_request import Stop
-from mpsctl.adapters.worker_pool import Crew, Failed, Stopped
+from mpsctl.adapters.worker_pool import Failed, Stopped, WorkerPool
 from mpsctl.measuring import bench_results as values
 from mpsctl.measuring import comparison
 from mpsctl.measuring.bench_results import Report, Run, Series, Step
-from mpsctl.measuring.comparison import Sides
+from mpsctl.measuring.comparison import Comparison
 from mpsctl.model import fit
 from mpsctl.model.errors import BadValue, NotReady
 from mpsctl.model.quantity import Quantity
@@ -69,7 +69,7 @@ class _Bench:
     request: Request
     stop: Stop
     report: Report
-    sides: Sides
+    compared: Comparison
     loops: Optional[int] = None
     multiprocessors: Optional[int] = None
 
@@ -94,7 +94,7 @@ def bench(world: World, request: Request, stop: Stop, progress: Callable[[int, R
         begun=time.strftime("%Y-%m-%d %H:%M:%S %z"),
         simulated=hardware.simulated(),
     )
-    one = _Bench(request, stop, report, Sides(world, request.force, report.notes))
+    one = _Bench(request, stop, report, Comparison(world, request.force, report.notes))
     with ExitStack() as stack:
         series = _prepare(one, stack)
         if not series:
@@ -119,14 +119,14 @@ def _what_a_request_is(request: Request) -> str:
 
 def _prepare(one: _Bench, stack: ExitStack) -> list[Series]:
     """Find the GPU and the daemon; the ways in which the processes are run."""
-    request, report, found = one.request, one.report, one.sides
+    request, report, found = one.request, one.report, one.compared
     comparison.find(found, request.instance, request.gpu, "bench", stack, blind=bool(request.command))
     report.gpu, report.driver, report.daemon = found.gpu, found.driver, found.served_by
     return comparison.both(found, _series_of_mps(one))
 
 
 def _series_of_mps(one: _Bench) -> list[Series]:
-    request, place = one.request, one.sides
+    request, place = one.request, one.compared
     if place.device is None and request.memory:
         raise BadValue("--memory without NVML", "a GPU whose memory is known", "leave it out")
     memory_mib = place.device.memory_mib if place.device else 0
@@ -147,12 +147,12 @@ def _processes(one: _Bench) -> list[int]:
 
     :raises BadValue: for more than the driver's cap, or than fit into what memory is free.
     """
-    given, nvml, device = sorted(set(one.request.processes)), one.sides.nvml, one.sides.device
+    given, nvml, device = sorted(set(one.request.processes)), one.compared.nvml, one.compared.device
     if device is None or nvml is None:
         return given or list(USUAL_PROCESSES)
     driver = nvml.driver_version()
     card = fitting.card(device, driver)
-    costs = measured.costs_of(one.sides.world, card.name, driver, max(one.request.threads, default=None))
+    costs = measured.costs_of(one.compared.world, card.name, driver, max(one.request.threads, default=None))
     own_mib = 0 if one.request.command else cuda_work.KINDS[one.request.work].memory_mib
     free_mib = nvml.load(device.uuid).free_mib
     each_mib = costs.context_mib + own_mib
@@ -172,7 +172,7 @@ def _processes(one: _Bench) -> list[int]:
 
 def _environment(one: _Bench, series: Series) -> dict[str, str]:
     base = one.request.inherited if one.request.command else cuda.BARE_ENVIRONMENT
-    return comparison.environment(one.sides, base, series)
+    return comparison.environment(one.compared, base, series)
 
 
 def _commands(one: _Bench, processes: int) -> list[list[str]]:
@@ -183,15 +183,15 @@ def _commands(one: _Bench, processes: int) -> list[list[str]]:
             "command": list(request.command),
             "copies": processes,
             "count_lines": request.count_lines,
-            "uid": one.sides.uid,
-            "gid": one.sides.gid,
+            "uid": one.compared.uid,
+            "gid": one.compared.gid,
             "ready_s": _READY_S - 10,
         }
         return [cuda.program("copies", _json(wanted))]
     wanted = {
         "kind": request.work,
-        "uid": one.sides.uid,
-        "gid": one.sides.gid,
+        "uid": one.compared.uid,
+        "gid": one.compared.gid,
         "parent": os.getpid(),
         "life_s": life_s,
         "loops": one.loops,
@@ -209,8 +209,8 @@ def _json(data: Mapping[str, Any]) -> str:
 def _calibrate(one: _Bench, series: Series) -> None:
     """How much work takes the kind's time on this GPU: found once, and the same for every process after it."""
     plain = replace(series, thread_percentage=None, limit_mib=None)
-    with Crew(_commands(one, 1), _environment(one, plain), one.stop) as crew:
-        ready = crew.hear(_READY_S)[0]
+    with WorkerPool(_commands(one, 1), _environment(one, plain), one.stop) as pool:
+        ready = pool.hear(_READY_S)[0]
     if not ready["right"]:
         raise NotReady("a kernel's result is wrong on this GPU: no figure would mean anything")
     one.loops, one.multiprocessors = ready["loops"], ready["multiprocessors"]
@@ -243,7 +243,7 @@ class _Samples:
 
     def take(self) -> None:
         now = time.monotonic()
-        nvml, device = self._one.sides.nvml, self._one.sides.device
+        nvml, device = self._one.compared.nvml, self._one.compared.device
         if nvml is None or device is None or not self.begin <= now <= self.end or now < self._due:
             return
         self._due = now + _SAMPLE_S
@@ -270,9 +270,9 @@ def _run(one: _Bench, step: Step) -> Run:
     :raises Stopped: at a signal.
     """
     request, samples = one.request, _Samples(one)
-    comparison.settle(one.sides, one.stop)
-    with Crew(_commands(one, step.processes), _environment(one, step.series), one.stop) as crew:
-        ready = crew.hear(_READY_S)
+    comparison.settle(one.compared, one.stop)
+    with WorkerPool(_commands(one, step.processes), _environment(one, step.series), one.stop) as pool:
+        ready = pool.hear(_READY_S)
         wrong = [said for said in ready if said["under_mps"] not in (None, step.series.mps)]
         if wrong:
             raise Failed(f"{len(wrong)} processes ran {'outside' if step.series.mps else 'under'} MPS")
@@ -280,9 +280,9 @@ def _run(one: _Bench, step: Step) -> Run:
         samples.begin = time.monotonic() + _GO_S + warm_up_s
         samples.end = samples.begin + request.seconds
         last = samples.begin + _LONGEST_COMMAND * request.seconds
-        crew.go(samples.begin, samples.end, last)
+        pool.go(samples.begin, samples.end, last)
         longest_s = last if request.command else samples.end
-        said = crew.hear(longest_s - time.monotonic() + _REPORT_S, samples.take)
+        said = pool.hear(longest_s - time.monotonic() + _REPORT_S, samples.take)
     if step.series.mps and request.command and samples.clients == 0:
         raise Failed("no copy was seen as an MPS client; does the command use the GPU, and keep its environment?")
     results = [result for one_said in said for result in one_said["results"]]

@@ -39,7 +39,7 @@ _NO_DAEMON = "run/mps-fleet/no-such-daemon"
 
 
 @dataclass
-class Sides:
+class Comparison:
     """Where the processes run. ``device`` and ``nvml`` are None on a host whose NVML does not answer.
 
     ``notes`` gets lines for people; ``uid`` is the user as whom an instance's clients come, None for our own, and
@@ -63,7 +63,7 @@ class Sides:
 
 
 def find(
-    one: Sides, instance: Optional[str], gpu: Optional[str], purpose: str, stack: ExitStack, blind: bool = False
+    one: Comparison, instance: Optional[str], gpu: Optional[str], purpose: str, stack: ExitStack, blind: bool = False
 ) -> None:
     """Find the GPU and the daemon, one of our own for ``purpose`` until ``stack`` is closed where no instance serves.
 
@@ -86,7 +86,7 @@ def find(
         _through_instance(one, one.instance)
 
 
-def both(one: Sides, shared: Sequence[Series]) -> list[Series]:
+def both(one: Comparison, shared: Sequence[Series]) -> list[Series]:
     """The sides that this GPU has: time-sliced first, then those of MPS. Why one is missing becomes a note."""
     if one.pipe_directory is None:
         one.notes.append("no MPS side: without NVML it is not known which GPU a daemon would serve; name an --instance")
@@ -100,7 +100,7 @@ def both(one: Sides, shared: Sequence[Series]) -> list[Series]:
     return [Series(mps=False), *shared]
 
 
-def allow(one: Sides, most_mib: int) -> None:
+def allow(one: Comparison, most_mib: int) -> None:
     """Let clients of a daemon of our own have limits of up to ``most_mib`` MiB; an instance's is left as it is."""
     if one.instance is None and one.daemon is not None:
         # A client's own limit only lowers what the daemon has.
@@ -108,7 +108,7 @@ def allow(one: Sides, most_mib: int) -> None:
 
 
 def _find_device(
-    one: Sides, nvml: Nvml, instance: Optional[str], gpu: Optional[str], purpose: str, stack: ExitStack
+    one: Comparison, nvml: Nvml, instance: Optional[str], gpu: Optional[str], purpose: str, stack: ExitStack
 ) -> None:
     gpus = nvml.gpus()
     one.instance, one.device = idle_gpu.choose(one.world, instance, gpu, gpus)
@@ -128,9 +128,9 @@ def _find_device(
         one.served_by = "one of our own, for the time"
 
 
-def _through_instance(one: Sides, instance: Instance) -> None:
+def _through_instance(one: Comparison, instance: Instance) -> None:
     public = Path(instance.pipe_directory)
-    if pipe.behind_gate(public) is None:
+    if pipe.behind_door(public) is None:
         raise NotReady(f"the instance {instance.name} lets no clients in; see `mpsctl status {instance.name}`")
     one.pipe_directory, one.daemon = public, one.world.daemon_of(instance.name, public)
     one.served_by = f"instance {instance.name}"
@@ -138,7 +138,7 @@ def _through_instance(one: Sides, instance: Instance) -> None:
     one.uid, one.gid = (None if uid == os.geteuid() else uid), configuration.gid_of(instance)
 
 
-def environment(one: Sides, base: Mapping[str, str], series: Series) -> dict[str, str]:
+def environment(one: Comparison, base: Mapping[str, str], series: Series) -> dict[str, str]:
     """All that a process of the series gets: ``base``, less its MPS variables, and what makes it one of its side.
 
     :raises BadValue: for a value above the instance's.
@@ -166,7 +166,7 @@ def environment(one: Sides, base: Mapping[str, str], series: Series) -> dict[str
     return kept
 
 
-def settle(one: Sides, stop: Stop) -> None:
+def settle(one: Comparison, stop: Stop) -> None:
     """Wait until the driver has let go of the clients before: at the cap there is room for no other.
 
     :raises Stopped: at a signal.

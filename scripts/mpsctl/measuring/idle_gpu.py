@@ -53,7 +53,7 @@ def choose(
             first = configuration.resolve(instance, gpus)[0]
         except BadValue:
             continue  # `status` says what is wrong with it
-        if first == device and pipe.behind_gate(Path(instance.pipe_directory)) is not None:
+        if first == device and pipe.behind_door(Path(instance.pipe_directory)) is not None:
             return instance, device
     return None, device
 
@@ -73,7 +73,7 @@ def lend(world: World, device: Device, purpose: str, stack: ExitStack) -> tuple[
             shutil.rmtree(left, ignore_errors=True)
     private = Path(tempfile.mkdtemp(prefix=f"{purpose}-{os.getpid()}-", dir=parent))
     stack.callback(shutil.rmtree, private, ignore_errors=True)
-    stack.enter_context(world.lent_daemon(private, (device.uuid,)))
+    stack.enter_context(world.temporary_daemon(private, (device.uuid,)))
     daemon = world.daemon(private, None)
     _wait_for(world, daemon)
     return private, daemon

@@ -23,11 +23,11 @@ from typing import IO, Any, Callable, Iterator, Mapping, Optional, Sequence
 
 from mpsctl.adapters import child_process, hardware, rank
 from mpsctl.adapters.stop_request import Stop
-from mpsctl.adapters.worker_pool import Crew, Ended, Failed, Stopped, last_words
+from mpsctl.adapters.worker_pool import Ended, Failed, Stopped, WorkerPool, last_words
 from mpsctl.measuring import bench_results, comparison, idle_gpu
 from mpsctl.measuring import loopback_results as values
 from mpsctl.measuring.bench_results import Series
-from mpsctl.measuring.comparison import Sides
+from mpsctl.measuring.comparison import Comparison
 from mpsctl.measuring.loopback_results import GLOO, NCCL, FailureCase, Report
 from mpsctl.model import nccl
 from mpsctl.model.daemon_environment import VISIBLE_DEVICES
@@ -80,7 +80,7 @@ class _Loopback:
     request: Request
     stop: Stop
     report: Report
-    place: Sides
+    place: Comparison
     python: str
     source: str
     tell: Callable[[str], None]
@@ -117,7 +117,7 @@ def loopback(world: World, request: Request, stop: Stop, progress: Callable[[str
         raise NotReady(f"found no {request.python}, expected a Python that has torch; name one with --python")
     source = pkgutil.get_data("mpsctl.adapters", "rank.py")
     assert source is not None
-    place = Sides(world, request.force, report.notes)
+    place = Comparison(world, request.force, report.notes)
     one = _Loopback(request, stop, report, place, python, source.decode(), lambda text: progress(text, report))
     with ExitStack() as stack:
         both = _prepare(one, stack)
@@ -177,9 +177,9 @@ def _environment(one: _Loopback, backend: str, series: Series, failing: bool) ->
 class _Ranks:
     """Ranks that are ready on the right side, and what they say; ``ready`` is what each told of itself."""
 
-    def __init__(self, crew: Crew, errors: IO[bytes]) -> None:
-        self._crew, self._errors = crew, errors
-        self.pids = crew.pids
+    def __init__(self, pool: WorkerPool, errors: IO[bytes]) -> None:
+        self._pool, self._errors = pool, errors
+        self.pids = pool.pids
         self.ready = self.hear(_READY_S)
         if not all(said.keys() >= _READY for said in self.ready):
             raise Failed(f"a process said {str(self.ready)[:80]}")
@@ -187,10 +187,10 @@ class _Ranks:
     def hear(self, timeout_s: float, only: Optional[Sequence[int]] = None) -> list[dict[str, Any]]:
         """The next line of each, or of ``only`` some.
 
-        :raises Failed: as of a crew; with the last words of one that said nothing.
+        :raises Failed: as of a worker pool; with the last words of one that said nothing.
         """
         try:
-            return self._crew.hear(timeout_s, only=only)
+            return self._pool.hear(timeout_s, only=only)
         except Ended as error:
             words = last_words(self._errors)
             raise Ended(f"{error}: {words}" if words else str(error)) from None
@@ -201,10 +201,10 @@ class _Ranks:
         return self._errors.read().decode(errors="replace")
 
     def go(self) -> None:
-        self._crew.go(0, 0, 0)
+        self._pool.go(0, 0, 0)
 
     def kill(self, number: int) -> None:
-        self._crew.kill(number)
+        self._pool.kill(number)
 
 
 def _temporary() -> IO[bytes]:
@@ -252,14 +252,16 @@ def _ranks(one: _Loopback, backend: str, series: Series, job: str, numbers: Sequ
     with _held_port() as port, _temporary() as errors:
         each = [json.dumps({**wanted, "port": port, "rank": number}) for number in numbers]
         try:
-            crew = Crew([[one.python, "-c", one.source, words] for words in each], environment, one.stop, errors, first)
+            pool = WorkerPool(
+                [[one.python, "-c", one.source, words] for words in each], environment, one.stop, errors, first
+            )
         except (OSError, subprocess.SubprocessError) as error:  # the latter where it may not become the clients' user
             why = error.strerror if isinstance(error, OSError) else error
             raise NotReady(
                 f"{one.python} cannot be started ({why}); name another with --python, or run as root"
             ) from None
-        with crew:
-            ranks = _Ranks(crew, errors)
+        with pool:
+            ranks = _Ranks(pool, errors)
             wrong = [said for said in ranks.ready if said["under_mps"] not in (None, series.mps)]
             if wrong and not request.cpu:
                 raise Failed(f"{len(wrong)} ranks ran {'outside' if series.mps else 'under'} MPS")

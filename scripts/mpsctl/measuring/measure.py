@@ -100,7 +100,7 @@ def _bench(
     end_s = world.now_s() + _DEADLINE_S
     if instance is not None:
         public = Path(instance.pipe_directory)
-        if pipe.behind_gate(public) is None:
+        if pipe.behind_door(public) is None:
             raise NotReady(f"the instance {instance.name} lets no clients in; see `mpsctl status {instance.name}`")
         uuids = tuple(one.uuid for one in configuration.resolve(instance, gpus))
         most_mib = device.memory_mib if instance.limit is None else instance.limit.on(device.memory_mib)

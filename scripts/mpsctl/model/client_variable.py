@@ -14,7 +14,7 @@ VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 _ENTRY = re.compile(r"(?P<device>[^=]+)=(?P<amount>[1-9][0-9]*)(?P<unit>[MG])B?", re.IGNORECASE)
 
 
-def escape(environment: Mapping[str, str], devices: Sequence[str]) -> Optional[str]:
+def limit_bypass(environment: Mapping[str, str], devices: Sequence[str]) -> Optional[str]:
     """Why a client with this environment holds no limit, or None if its variable does no harm.
 
     ``devices`` are the UUIDs that its daemon offers, in the order of their ordinals.

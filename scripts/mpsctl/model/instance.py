@@ -1,4 +1,4 @@
-"""The wished state of one instance (one control daemon) and its file ``/etc/mps/<instance>.conf``.
+"""The desired state of one instance (one control daemon) and its file ``/etc/mps/<instance>.conf``.
 
 The file is in systemd's own INI manner. ``%i`` in a value stands for the instance's name. A key that
 is absent is not managed: what it would set is left as found.
@@ -69,12 +69,12 @@ _UNSAFE_ROOTS = ("/tmp", "/var/tmp", "/dev/shm", "/root")
 
 @dataclass(frozen=True)
 class Instance:
-    """What is wished of one instance. ``None`` means not managed.
+    """What is desired of one instance. ``None`` means not managed.
 
     ``limit`` is what one client may take on each device, ``thread_percentage`` the share of the
     multiprocessors in percent, ``client_priority`` 0 (normal) or 1 (below normal), ``expected_clients`` how
-    many clients are to fit on each device. ``escaped_clients`` says what becomes of a client that shook off
-    its limit: REPORT, or TERMINATE after ``escape_grace_s`` seconds; ``distributed_jobs`` what is said of ranks of a
+    many clients are to fit on each device. ``limit_bypass`` says what becomes of a client that shook off
+    its limit: REPORT, or TERMINATE after ``limit_bypass_grace_s`` seconds; ``distributed_jobs`` what is said of ranks of a
     distributed training run among its clients: IGNORE, WARN or FAIL; ``unresponsive_daemon`` what becomes of a daemon
     that answers nothing: REPORT or RESTART. Only root and the members of ``group`` may
     connect, or everyone where it is None.
@@ -94,8 +94,8 @@ class Instance:
     expected_clients: Optional[int] = None
     driver_timeout_s: int = 90
     stop_timeout_s: int = 20
-    escaped_clients: str = REPORT
-    escape_grace_s: int = 60
+    limit_bypass: str = REPORT
+    limit_bypass_grace_s: int = 60
     distributed_jobs: str = WARN
     unresponsive_daemon: str = REPORT
 
@@ -190,8 +190,8 @@ def from_values(values: Mapping[str, str], name: str) -> Instance:
         "expected_clients": get("ExpectedClients", check_expected_clients),
         "driver_timeout_s": get("DriverTimeoutSec", check_timeout_s),
         "stop_timeout_s": get("StopTimeoutSec", check_timeout_s),
-        "escaped_clients": get("EscapedClients", check_escaped_clients),
-        "escape_grace_s": get("EscapeGraceSec", check_timeout_s),
+        "limit_bypass": get("EscapedClients", check_limit_bypass),
+        "limit_bypass_grace_s": get("EscapeGraceSec", check_timeout_s),
         "distributed_jobs": get("DistributedJobs", check_distributed_jobs),
         "unresponsive_daemon": get("UnresponsiveDaemon", check_unresponsive_daemon),
     }
@@ -418,7 +418,7 @@ def check_expected_clients(value: object) -> int:
     return int(str(value))
 
 
-def check_escaped_clients(text: object) -> str:
+def check_limit_bypass(text: object) -> str:
     """:raises BadValue: if it is neither ``report`` nor ``terminate``."""
     if text in (REPORT, TERMINATE):
         return str(text)

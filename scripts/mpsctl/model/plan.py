@@ -19,7 +19,7 @@ _RULE = (2, 8)
 
 
 @dataclass(frozen=True)
-class Wish:
+class Desired:
     """What is asked. ``limit_mib`` is the size of one process, its context included; ``rates`` are the request
     rates of mixed models, one process each."""
 
@@ -87,23 +87,23 @@ class Plan:
         }
 
 
-def choose_clients(card: Card, costs: Costs, wish: Wish) -> int:
+def choose_clients(card: Card, costs: Costs, desired: Desired) -> int:
     """The number that was asked for, or as many as fit within the rule of thumb."""
-    if wish.clients is not None:
-        return wish.clients
-    most = min(fit.most_by_memory(card, costs, wish.limit_mib), fit.cap_of(card))
-    return len(wish.rates) or max(1, min(most, _RULE[1]))
+    if desired.clients is not None:
+        return desired.clients
+    most = min(fit.most_by_memory(card, costs, desired.limit_mib), fit.cap_of(card))
+    return len(desired.rates) or max(1, min(most, _RULE[1]))
 
 
-def choose_percentage(wish: Wish, clients: int) -> Optional[float]:
+def choose_percentage(desired: Desired, clients: int) -> Optional[float]:
     """The percentage for every client; None: no cap."""
-    if wish.thread_percentage is not None:
-        return wish.thread_percentage
-    if wish.rates:
-        return max(rate_percentages(wish.rates))
-    if wish.latency is None:
+    if desired.thread_percentage is not None:
+        return desired.thread_percentage
+    if desired.rates:
+        return max(rate_percentages(desired.rates))
+    if desired.latency is None:
         return None
-    low, high = _FIRST_PERCENTAGES[wish.latency]
+    low, high = _FIRST_PERCENTAGES[desired.latency]
     # Twice its even share: a client may use what its neighbours leave idle.
     return float(min(high, max(low, 200 // clients)))
 
@@ -125,18 +125,18 @@ def parse_rates(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def plan(card: Card, costs: Costs, wish: Wish) -> Plan:
+def plan(card: Card, costs: Costs, desired: Desired) -> Plan:
     """The whole answer; ``costs`` are those at the percentage that choose_percentage gives."""
-    clients = choose_clients(card, costs, wish)
-    if wish.rates and clients < len(wish.rates):
+    clients = choose_clients(card, costs, desired)
+    if desired.rates and clients < len(desired.rates):
         raise BadValue(
-            f"{clients} clients for {len(wish.rates)} rates", "at least one client for each model", "raise --clients"
+            f"{clients} clients for {len(desired.rates)} rates", "at least one client for each model", "raise --clients"
         )
-    most = min(fit.most_by_memory(card, costs, wish.limit_mib), fit.cap_of(card))
-    percentage = choose_percentage(wish, clients)
-    found = Plan(card, costs, wish.limit_mib, most, clients, percentage)
-    found.rate_percentages = rate_percentages(wish.rates) if wish.rates else ()
-    demand = Demand(clients, wish.limit_mib, percentage, wish.max_connections)
+    most = min(fit.most_by_memory(card, costs, desired.limit_mib), fit.cap_of(card))
+    percentage = choose_percentage(desired, clients)
+    found = Plan(card, costs, desired.limit_mib, most, clients, percentage)
+    found.rate_percentages = rate_percentages(desired.rates) if desired.rates else ()
+    demand = Demand(clients, desired.limit_mib, percentage, desired.max_connections)
     verdict = fit.judge(card, costs, demand)
     found.verdict = verdict.word
     reserved = f" - {costs.reserved_mib} MiB reserved" if costs.reserved_mib else ""
@@ -144,7 +144,7 @@ def plan(card: Card, costs: Costs, wish: Wish) -> Plan:
     found.lines = [
         f"{card.memory_mib} MiB of {card.name}{reserved} - {costs.server_mib} MiB server"
         f" = {usable_mib} MiB for clients",
-        f"{usable_mib} MiB / {wish.limit_mib} MiB = {usable_mib // wish.limit_mib} clients by memory; the driver's cap"
+        f"{usable_mib} MiB / {desired.limit_mib} MiB = {usable_mib // desired.limit_mib} clients by memory; the driver's cap"
         f" is {fit.cap_of(card)}: at most {most}",
         *verdict.lines,
     ]
@@ -152,17 +152,17 @@ def plan(card: Card, costs: Costs, wish: Wish) -> Plan:
     if costs.borrowed:
         found.warnings.append(f"what contexts and the server cost was {costs.borrowed}: run `mpsctl measure`")
     found.refusals = [str(error) for _, error in verdict.refusals]
-    _advise_on_mps(found, wish)
-    _advise_on_percentage(found, wish)
-    if wish.limit_mib > costs.context_mib:  # else no framework has anything to take
-        found.hints = hints(card.memory_mib - costs.reserved_mib, wish.limit_mib, costs)
+    _advise_on_mps(found, desired)
+    _advise_on_percentage(found, desired)
+    if desired.limit_mib > costs.context_mib:  # else no framework has anything to take
+        found.hints = hints(card.memory_mib - costs.reserved_mib, desired.limit_mib, costs)
     return found
 
 
-def _advise_on_mps(found: Plan, wish: Wish) -> None:
-    share = Fraction(wish.limit_mib, found.card.memory_mib)
+def _advise_on_mps(found: Plan, desired: Desired) -> None:
+    share = Fraction(desired.limit_mib, found.card.memory_mib)
     percent = f"{float(share * 100):.0f} %"
-    if wish.synchronous:
+    if desired.synchronous:
         found.advised = False
         found.advice.append(
             "against MPS: training across GPUs goes at the pace of its slowest rank, and NCCL refuses two ranks on one"
@@ -177,7 +177,7 @@ def _advise_on_mps(found: Plan, wish: Wish) -> None:
     elif found.most < _RULE[0] and not found.refusals:
         found.advised = False
         found.advice.append("against MPS: only one process of this size fits, so there is nothing to share")
-    elif not wish.synchronous:
+    elif not desired.synchronous:
         if Fraction(1, 10) <= share <= Fraction(1, 5):
             found.advice.append(f"for MPS: {percent} of the memory each, without traffic across GPUs, is its best case")
         found.advice.append(f"{_RULE[0]} to {_RULE[1]} processes per GPU are the rule; measure before going further")
@@ -185,20 +185,20 @@ def _advise_on_mps(found: Plan, wish: Wish) -> None:
         found.verdict = fit.WARNS
 
 
-def _advise_on_percentage(found: Plan, wish: Wish) -> None:
+def _advise_on_percentage(found: Plan, desired: Desired) -> None:
     percentage, clients = found.thread_percentage, found.clients
     if found.rate_percentages:
         shares = ", ".join(
             f"model {number} (rate {rate}): {percent:g} %"
-            for number, (rate, percent) in enumerate(zip(wish.rates, found.rate_percentages), 1)
+            for number, (rate, percent) in enumerate(zip(desired.rates, found.rate_percentages), 1)
         )
         found.advice.append(
             f"percentages in proportion to the request rates: {shares}; the instance has the highest, the others are"
             " started by `mpsctl run --threads`"
         )
-    elif wish.thread_percentage is None and wish.latency is not None:
-        low, high = _FIRST_PERCENTAGES[wish.latency]
-        kind = "short requests at high concurrency" if wish.latency == SHORT else "long requests at low concurrency"
+    elif desired.thread_percentage is None and desired.latency is not None:
+        low, high = _FIRST_PERCENTAGES[desired.latency]
+        kind = "short requests at high concurrency" if desired.latency == SHORT else "long requests at low concurrency"
         found.advice.append(f"{percentage:g} % to begin with: {low} to {high} for {kind}")
     if percentage is None:
         found.advice.append("no thread percentage: every client may use the whole GPU while the others are idle")

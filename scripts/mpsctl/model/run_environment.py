@@ -64,9 +64,9 @@ def build(inherited: Mapping[str, str], instance: Instance, devices: Sequence[De
     }
     found = RunEnvironment({**kept, **given}, given)
     found.dropped = sorted(key for key in inherited if key not in kept and inherited[key] != given.get(key))
-    escape = client_variable.escape(found.variables, uuids)
-    if escape is not None:
-        raise AssertionError(escape)
+    limit_bypass = client_variable.limit_bypass(found.variables, uuids)
+    if limit_bypass is not None:
+        raise AssertionError(limit_bypass)
     connections = fit.max_connections_of(found.variables)
     if fit.lowers_cap(connections):
         found.warnings.append(f"{fit.MAX_CONNECTIONS}={connections}: above 2 it lowers the number of possible clients")

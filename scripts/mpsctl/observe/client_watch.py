@@ -30,7 +30,7 @@ _JOURNAL_LINES = 200
 class Watch:
     """What has been seen so far of the process tree below ``root``.
 
-    ``client`` is the process that became a client and ``witness`` who said so.
+    ``client`` is the process that became a client and ``probe`` who said so.
     """
 
     world: World
@@ -38,7 +38,7 @@ class Watch:
     devices: Sequence[Device]
     root: int
     client: Optional[int] = None
-    witness: str = ""
+    probe: str = ""
     pids: set[int] = field(default_factory=set)
     opened_cuda: set[int] = field(default_factory=set)
     own_variables: dict[int, str] = field(default_factory=dict)
@@ -86,10 +86,10 @@ class Watch:
         except (MpsctlError, OSError) as error:
             self.daemon_problem = str(error)
 
-    def _found(self, witness: str, clients: Iterable[int]) -> None:
+    def _found(self, probe: str, clients: Iterable[int]) -> None:
         for pid in clients:
             if pid in self.pids and self.client is None:
-                self.client, self.witness = pid, witness
+                self.client, self.probe = pid, probe
 
     def look_back(self) -> bool:
         """After the end: a client that lived shorter than our looks stands in the journal, where that may be read."""
@@ -107,11 +107,11 @@ class Watch:
         for pid, wrong in self.own_variables.items():
             if pid in self.opened_cuda:
                 return f"pid {pid} has {wrong}"
-        gate = self._gate()
+        door = self._door()
         if not self.opened_cuda:
-            return "neither it nor what it started was seen to open CUDA (libcuda)" + (f"; and {gate}" if gate else "")
-        if gate:
-            return gate
+            return "neither it nor what it started was seen to open CUDA (libcuda)" + (f"; and {door}" if door else "")
+        if door:
+            return door
         if self.daemon_problem:
             return f"it opened CUDA, and the daemon did not answer: {self.daemon_problem}"
         return (
@@ -119,7 +119,7 @@ class Watch:
             f" or have been refused; see `journalctl -u {self.instance.unit}`"
         )
 
-    def _gate(self) -> Optional[str]:
+    def _door(self) -> Optional[str]:
         socket = self.public / pipe.PUBLIC_NAMES[0]
         me = reachability.myself()
         try:
@@ -130,7 +130,7 @@ class Watch:
             return closed.line
         if not os.path.exists(socket):
             return (
-                f"no gate: {socket} does not exist, the instance lets no client in; what uses CUDA now runs outside"
+                f"no front door: {socket} does not exist, the instance lets no client in; what uses CUDA now runs outside"
                 f" MPS; see `mpsctl status {self.instance.name}`"
             )
         return None

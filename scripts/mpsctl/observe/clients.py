@@ -19,7 +19,7 @@ from mpsctl.model import client_variable
 _MIB = 1 << 20
 TOLERANCE_MIB = 64
 """NVML counts a little more than the limit does: 48 clients that each took 64 MiB beside their context showed
-about 3 MiB more apiece (driver 580, H200). One at the edge of its limit has not escaped."""
+about 3 MiB more apiece (driver 580, H200). One at the edge of its limit has not bypassed it."""
 
 
 @dataclass
@@ -27,8 +27,8 @@ class Client:
     """One client of a server. Lists go by the ordinals of the daemon's devices.
 
     ``limits_mib`` is what the server's log says it connected with, ``memory_mib`` what NVML says it holds,
-    each None where that cannot be told. ``older`` says in one line that its limit is not what is wished now:
-    no fault, it connected before the change. ``escaped`` says why no limit holds it, ``unlimited`` that it got
+    each None where that cannot be told. ``older`` says in one line that its limit is not what is desired now:
+    no fault, it connected before the change. ``bypassed`` says why no limit holds it, ``unlimited`` that it got
     in when its server had none, ``cannot_tell`` what could not be looked at. ``state`` is the kernel's letter,
     empty where the process is gone.
     """
@@ -44,7 +44,7 @@ class Client:
     state: str = ""
     container: Optional[str] = None
     older: Optional[str] = None
-    escaped: Optional[str] = None
+    bypassed: Optional[str] = None
     unlimited: Optional[str] = None
     cannot_tell: Optional[str] = None
 
@@ -57,18 +57,18 @@ def look(
     pids: Sequence[int],
     log: Optional[ServerLog],
     devices: Sequence[str],
-    wished_mib: Sequence[Optional[int]],
+    desired_mib: Sequence[Optional[int]],
     memory: ClientMemory,
 ) -> list[Client]:
     """Each client of a server. ``log`` is the server's in the journal, ``devices`` its daemon's by UUID."""
-    return [_look_at_one(pid, log, devices, wished_mib, memory) for pid in pids]
+    return [_look_at_one(pid, log, devices, desired_mib, memory) for pid in pids]
 
 
 def _look_at_one(
     pid: int,
     log: Optional[ServerLog],
     devices: Sequence[str],
-    wished_mib: Sequence[Optional[int]],
+    desired_mib: Sequence[Optional[int]],
     memory: ClientMemory,
 ) -> Client:
     uid = procfs.uid(pid)
@@ -86,26 +86,26 @@ def _look_at_one(
         state=procfs.state(pid),
         container=procfs.container(pid),
     )
-    wished = [*wished_mib, *[None] * (len(devices) - len(wished_mib))]
+    desired = [*desired_mib, *[None] * (len(devices) - len(desired_mib))]
     if entry is not None:
-        _compare(client, limits, wished, whole=bool(log and log.whole))
-    if any(value is not None for value in (*wished, *limits)):
-        _look_for_escape(client, devices, wished)
+        _compare(client, limits, desired, whole=bool(log and log.whole))
+    if any(value is not None for value in (*desired, *limits)):
+        _look_for_limit_bypass(client, devices, desired)
     return client
 
 
-def _compare(client: Client, limits: Sequence[Optional[int]], wished: Sequence[Optional[int]], whole: bool) -> None:
-    """Hold what a client connected with against what is wished now."""
+def _compare(client: Client, limits: Sequence[Optional[int]], desired: Sequence[Optional[int]], whole: bool) -> None:
+    """Hold what a client connected with against what is desired now."""
     older, without = [], []
-    for ordinal, (limit, mib) in enumerate(zip(limits, wished)):
+    for ordinal, (limit, mib) in enumerate(zip(limits, desired)):
         if mib is None:
             continue
         if limit is None:
             without.append(str(ordinal))
         elif limit != mib * _MIB:
-            device = f" on device {ordinal}" if len(wished) > 1 else ""
+            device = f" on device {ordinal}" if len(desired) > 1 else ""
             older.append(
-                f"holds {limit // _MIB} MiB{device} since {client.since}, wished {mib} MiB: connected before the change"
+                f"holds {limit // _MIB} MiB{device} since {client.since}, desired {mib} MiB: connected before the change"
             )
     client.older = "; ".join(older) or None
     if without and whole:
@@ -115,20 +115,20 @@ def _compare(client: Client, limits: Sequence[Optional[int]], wished: Sequence[O
         client.cannot_tell = "the journal has no line of its server's limit"
 
 
-def _look_for_escape(client: Client, devices: Sequence[str], wished: Sequence[Optional[int]]) -> None:
+def _look_for_limit_bypass(client: Client, devices: Sequence[str], desired: Sequence[Optional[int]]) -> None:
     reasons, unknown = [], [client.cannot_tell] if client.cannot_tell else []
     environment = procfs.environment(client.pid)
     if environment is None:
         unknown.append("its environment cannot be read")
     else:
-        why = client_variable.escape(environment, devices)
+        why = client_variable.limit_bypass(environment, devices)
         reasons += [why] if why else []
-    for ordinal, (held, limit, mib) in enumerate(zip(client.memory_mib, client.limits_mib, wished)):
+    for ordinal, (held, limit, mib) in enumerate(zip(client.memory_mib, client.limits_mib, desired)):
         if held is None:
             continue
         if limit is not None and held > limit + TOLERANCE_MIB:
             reasons.append(f"it holds {held} MiB on device {ordinal}, above its limit of {limit} MiB")
         elif limit is None and mib is not None and held > mib + TOLERANCE_MIB and not client.unlimited:
             unknown.append(f"it holds {held} MiB on device {ordinal}, and the journal has no line of its limit")
-    client.escaped = "; ".join(reasons) or None
+    client.bypassed = "; ".join(reasons) or None
     client.cannot_tell = "; ".join(unknown) or None

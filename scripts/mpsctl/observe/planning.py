@@ -8,7 +8,7 @@ from mpsctl.model import plan as plans
 from mpsctl.model.errors import BadValue
 from mpsctl.model.fit import Card
 from mpsctl.model.gpu import Device, resolve
-from mpsctl.model.plan import Plan, Wish
+from mpsctl.model.plan import Desired, Plan
 from mpsctl.store import configuration, fitting, measured
 from mpsctl.store.world import World
 
@@ -32,12 +32,12 @@ def on_host(world: World, reference: Optional[str]) -> Card:
     return fitting.card(device, driver)
 
 
-def plan(world: World, card: Card, wish: Wish) -> Plan:
+def plan(world: World, card: Card, desired: Desired) -> Plan:
     """The plan for ``card``, with the figures of its percentage."""
     # The server's cost, by which the number of clients is found, does not depend on the percentage.
     first = measured.costs_of(world, card.name, card.driver, None)
-    percentage = plans.choose_percentage(wish, plans.choose_clients(card, first, wish))
-    return plans.plan(card, measured.costs_of(world, card.name, card.driver, percentage), wish)
+    percentage = plans.choose_percentage(desired, plans.choose_clients(card, first, desired))
+    return plans.plan(card, measured.costs_of(world, card.name, card.driver, percentage), desired)
 
 
 def hints_of(world: World, name: str) -> list[str]:

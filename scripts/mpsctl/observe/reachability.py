@@ -89,7 +89,7 @@ def closed_directory(path: Path, user: User, root: Path = TOP, top: Path = TOP) 
 
 
 def closed_socket(public: Path, user: User, root: Path = TOP) -> Optional[Reason]:
-    """Why the user may not connect to the gate's socket; None if it may, or there is none.
+    """Why the user may not connect to the front door's socket; None if it may, or there is none.
 
     :raises OSError: if it may not be looked at.
     """
@@ -186,9 +186,9 @@ def _closed(pid: int, seen: Path, public: Optional[Path], root: Path, top: Path)
     if user is None:
         return None
     closed = closed_directory(seen, user, root, top)
-    private = pipe.behind_gate(public) if public and not closed else None
+    private = pipe.behind_door(public) if public and not closed else None
     if private is not None:
-        # Where only a group may connect, the daemon's own directory behind the gate is closed to all others.
+        # Where only a group may connect, the daemon's own directory behind the front door is closed to all others.
         barred = closed_directory(seen / private.name, user, root, seen)
         closed = None if barred is None else Reason("not-in-group", barred.line)
     return closed or closed_socket(seen, user, root)

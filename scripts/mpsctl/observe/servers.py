@@ -13,7 +13,7 @@ from mpsctl.adapters.nvml import ClientMemory
 from mpsctl.observe import clients
 from mpsctl.observe.clients import Client
 from mpsctl.observe.status import ServerStatus, Status, Value, values_of
-from mpsctl.store import desired, record, server_log
+from mpsctl.store import desired_values, record, server_log
 from mpsctl.store.world import World
 
 
@@ -24,7 +24,7 @@ class OfDaemon:
     world: World
     daemon: Daemon
     devices: Sequence[str]
-    wished: desired.Wish
+    desired: desired_values.Desired
     known: Optional[record.InForce]
     memory: ClientMemory
 
@@ -41,7 +41,7 @@ def look(common: OfDaemon, found: Sequence[Server], memory_mib: Sequence[int], s
             control.clients(common.daemon, server.pid),
             log.servers.get(server.pid),
             common.devices,
-            common.wished.limits_mib,
+            common.desired.limits_mib,
             common.memory,
         )
         status.servers.append(ServerStatus(server.pid, procfs.uid(server.pid), server.state, values, connected))
@@ -60,17 +60,17 @@ def _values(common: OfDaemon, server: Server, log: DaemonLog, invocation: str) -
     return values_of(steps, answers, of_server=True), log
 
 
-def _steps(common: OfDaemon, server: Server, log: DaemonLog) -> list[desired.Step]:
+def _steps(common: OfDaemon, server: Server, log: DaemonLog) -> list[desired_values.Step]:
     said = server_log.limits(log.servers.get(server.pid), common.devices)
-    return desired.steps(common.wished, common.known, str(server.pid), said)
+    return desired_values.steps(common.desired, common.known, str(server.pid), said)
 
 
 def _judge(server: Server, connected: Sequence[Client], status: Status) -> None:
     if server.state == "FAULT":
         status.findings.append(f"server {server.pid} is in state FAULT: new clients must wait until the old ones end")
     for client in connected:
-        if client.escaped:
-            found = f"{client} of server {server.pid} escaped its limit: {client.escaped}"
+        if client.bypassed:
+            found = f"{client} of server {server.pid} bypassed its limit: {client.bypassed}"
         elif client.unlimited:
             found = f"{client} of server {server.pid} got in without a limit: {client.unlimited}"
         else:

@@ -1,4 +1,4 @@
-"""What an instance is, beside what is wished of it: every word of it read back from the host."""
+"""What an instance is, beside what is desired of it: every word of it read back from the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mpsctl.model import daemon_environment
 from mpsctl.model.errors import BadValue, MpsctlError, NotReady
 from mpsctl.model.gpu import Device, Gpu
 from mpsctl.model.instance import Instance
-from mpsctl.store import configuration, desired, drains, record, saved_compute_modes
+from mpsctl.store import configuration, desired_values, drains, record, saved_compute_modes
 from mpsctl.store.world import World
 
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ NO_LINE = "cannot tell, the journal has no line"
 
 @dataclass
 class Value:
-    """One limit of the defaults or of a server: wished, and as the daemon shows it (rounded from 1 GiB on).
+    """One limit of the defaults or of a server: desired, and as the daemon shows it (rounded from 1 GiB on).
 
     ``log`` is what the server's own log says of a memory limit, exact to the byte; None for what it is not
     asked about. Where it says nothing, the getter and our record decide.
     """
 
     what: str
-    wished: str
+    desired: str
     shown: Optional[str]
     in_force: bool
     log: Optional[str] = None
@@ -54,7 +54,7 @@ class ServerStatus:
 
 @dataclass
 class Status:
-    """One instance as found. ``findings`` says in one line each what is not as wished; empty is good.
+    """One instance as found. ``findings`` says in one line each what is not in the desired state; empty is good.
 
     ``client_findings`` are those of them that speak of clients, which no reload can mend; ``notes`` are worth
     knowing and no fault.
@@ -63,20 +63,20 @@ class Status:
     """
 
     instance: str
-    as_wished: bool = False
+    as_desired: bool = False
     findings: list[str] = field(default_factory=list)
     client_findings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unit: dict[str, Any] = field(default_factory=dict)
     gpus: list[dict[str, Any]] = field(default_factory=list)
     serves: list[str] = field(default_factory=list)
-    """the devices of the running daemon by UUID, whatever is wished"""
+    """the devices of the running daemon by UUID, whatever is desired"""
     pipe_directory: Optional[str] = None
-    gate_open: bool = False
+    door_open: bool = False
     daemon_answers: bool = False
     daemon_problem: Optional[str] = None
     """why the daemon did not tell all that it was asked"""
-    silent: bool = False
+    unresponsive: bool = False
     """the daemon's process lives and was asked, and nobody answered"""
     values: list[Value] = field(default_factory=list)
     servers: list[ServerStatus] = field(default_factory=list)
@@ -99,7 +99,7 @@ class Status:
 
     @property
     def own_findings(self) -> list[str]:
-        """What is for the host to mend. A client that escaped is told, and fails no run: the limits are in force. Nor
+        """What is for the host to mend. A clients without their limit is told, and fails no run: the limits are in force. Nor
         does a drain, which an operator ends."""
         return [line for line in self.findings if line not in self.client_findings and line != self.drained]
 
@@ -143,7 +143,7 @@ def left_behind(world: World, found: Sequence[Status]) -> list[str]:
         return []
     gpus, _ = host_gpus(world)
     return [
-        f"{gpu}: compute mode is {gpu.compute_mode}, and no instance has it: nobody can use it; a run was cut off, run"
+        f"{gpu}: compute mode is {gpu.compute_mode}, and no instance has it: nobody can use it; a run was interrupted, run"
         f" site.yml or playbooks/remove.yml again (it was {mode} before the first start)"
         for gpu, mode in saved_compute_modes.left_behind(world, gpus, had)
     ]
@@ -165,7 +165,7 @@ def look(
     problem: Optional[str],
     shown: Optional[Mapping[str, Mapping[str, str]]] = None,
 ) -> list[Status]:
-    """The status of instances whose wished state is given, whether or not it is what their files say.
+    """The status of instances whose desired state is given, whether or not it is what their files say.
 
     ``shown`` is what systemd shows of their units, where the caller has asked already.
     """
@@ -208,11 +208,11 @@ def _look_at_one(
         status.findings.append(str(error))
     for ordinal, device in enumerate(devices):
         status.gpus.append(_gpu(instance, ordinal, device))
-        wished = instance.compute_mode if status.active else instance.compute_mode_when_down
-        if wished is not None and device.gpu.compute_mode != wished:
+        desired = instance.compute_mode if status.active else instance.compute_mode_when_down
+        if desired is not None and device.gpu.compute_mode != desired:
             status.reload_needed = True
             status.findings.append(
-                f"{device}: compute mode is {device.gpu.compute_mode or 'not told by NVML'}, wished {wished}"
+                f"{device}: compute mode is {device.gpu.compute_mode or 'not told by NVML'}, desired {desired}"
             )
     _look_at_unit(status)
     pid = int(status.unit["main_pid"])
@@ -220,7 +220,7 @@ def _look_at_one(
         _look_at_daemon(world, instance, devices, gpus, pid, memory, status)
     elif any(device.gpu.compute_mode not in (None, "default", instance.compute_mode_when_down) for device in devices):
         status.findings.append("the GPU is not in default compute mode and no daemon serves it: nobody can use it")
-    status.as_wished = not status.findings
+    status.as_desired = not status.findings
     return status
 
 
@@ -266,7 +266,7 @@ def _gpu(instance: Instance, ordinal: int, device: Device) -> dict[str, Any]:
         "name": gpu.name,
         "memory_mib": device.memory_mib,
         "compute_mode": gpu.compute_mode,
-        "compute_mode_wished": instance.compute_mode,
+        "compute_mode_desired": instance.compute_mode,
     }
 
 
@@ -281,16 +281,16 @@ def _look_at_daemon(
 ) -> None:
     public = Path(instance.pipe_directory)
     running = daemon_environment.of_process(procfs.environment(pid))
-    private = running.pipe_directory if running else pipe.behind_gate(public)
-    status.gate_open = private is not None and pipe.behind_gate(public) == private
+    private = running.pipe_directory if running else pipe.behind_door(public)
+    status.door_open = private is not None and pipe.behind_door(public) == private
     if running is not None:
         status.serves = list(running.devices)
-        wished_devices = tuple(device.uuid for device in devices)
+        desired_devices = tuple(device.uuid for device in devices)
         if running.pipe_directory.parent != public:
-            status.restart_needed = f"the daemon serves {running.pipe_directory.parent}, wished {public}"
-        elif wished_devices and running.devices != wished_devices:
+            status.restart_needed = f"the daemon serves {running.pipe_directory.parent}, desired {public}"
+        elif desired_devices and running.devices != desired_devices:
             status.restart_needed = (
-                f"the daemon serves {', '.join(running.devices)}, wished {', '.join(wished_devices)}"
+                f"the daemon serves {', '.join(running.devices)}, desired {', '.join(desired_devices)}"
             )
         elif not _is_member(instance, pid):
             status.restart_needed = f"the daemon is no member of the group {instance.group}, nor are its servers"
@@ -304,10 +304,10 @@ def _look_at_daemon(
         status.findings.append(f"a restart is needed: {status.restart_needed} (taken at the next start)")
     if private is None:
         if status.active and not status.drained:
-            status.findings.append("the gate is closed: no client can connect (or ask as root, who sees why)")
+            status.findings.append("the front door is closed: no client can connect (or ask as root, who sees why)")
         return
     if procfs.state(pid) == "T":
-        status.silent = status.clients_unknown = True
+        status.unresponsive = status.clients_unknown = True
         status.daemon_problem = (
             f"the control daemon (pid {pid}) is stopped by a signal: it answers nobody until `kill -CONT {pid}`"
         )
@@ -320,12 +320,14 @@ def _look_at_daemon(
         status.findings.append(status.daemon_problem)
         status.clients_unknown = isinstance(error, control.NotServed)
     _look_at_access(instance, private, status)
-    if status.drained and status.gate_open:
+    if status.drained and status.door_open:
         status.reload_needed = True
-        status.findings.append(f"the gate is open though the instance is drained: clients find the daemon on {public}")
-    if status.active and not status.gate_open and not status.drained:
+        status.findings.append(
+            f"the front door is open though the instance is drained: clients find the daemon on {public}"
+        )
+    if status.active and not status.door_open and not status.drained:
         status.reload_needed = True
-        status.findings.append(f"the gate is closed: no client finds the daemon on {public}")
+        status.findings.append(f"the front door is closed: no client finds the daemon on {public}")
 
 
 def _is_member(instance: Instance, pid: int) -> bool:
@@ -337,14 +339,14 @@ def _is_member(instance: Instance, pid: int) -> bool:
 def _look_at_access(instance: Instance, private: Path, status: Status) -> None:
     try:
         gid = configuration.gid_of(instance)
-        as_wished = pipe.is_restricted_as(private, gid)
+        as_desired = pipe.is_restricted_as(private, gid)
     except (BadValue, OSError) as error:
         status.findings.append(str(error))
         return
-    if not as_wished:
-        wished = f"the group {instance.group}" if instance.group else "everyone"
+    if not as_desired:
+        desired = f"the group {instance.group}" if instance.group else "everyone"
         status.reload_needed = True
-        status.findings.append(f"who may connect is not as wished ({wished}): {private}")
+        status.findings.append(f"who may connect is not in the desired state ({desired}): {private}")
 
 
 def _look_at_limits(
@@ -359,41 +361,43 @@ def _look_at_limits(
 ) -> None:
     daemon = world.daemon_of(instance.name, private)
     served = running.devices if running else tuple(gpu["uuid"] for gpu in status.gpus)
-    memory_mib = desired.memory_of(served, gpus) if gpus else []
-    wished_of_daemon = desired.Wish.of(instance, memory_mib)
+    memory_mib = desired_values.memory_of(served, gpus) if gpus else []
+    desired_of_daemon = desired_values.Desired.of(instance, memory_mib)
     known = record.read(world, instance.name, pid)
-    wished = desired.steps(wished_of_daemon, known)
+    desired = desired_values.steps(desired_of_daemon, known)
     try:
-        *shown, listed = daemon.ask([*(step.getter for step in wished), control.SERVER_LIST])
+        *shown, listed = daemon.ask([*(step.getter for step in desired), control.SERVER_LIST])
     except (control.NotServed, control.Unreachable):
-        status.silent = procfs.alive(pid)
+        status.unresponsive = procfs.alive(pid)
         raise
-    status.values = values_of(wished, shown)
+    status.values = values_of(desired, shown)
     status.daemon_answers = True
     found = control.servers(daemon, listed)
     if found:
         from mpsctl.observe import servers  # a host on which nobody works does not pay for it
 
-        of_devices = servers.OfDaemon(world, daemon, served, wished_of_daemon, known, memory)
+        of_devices = servers.OfDaemon(world, daemon, served, desired_of_daemon, known, memory)
         servers.look(of_devices, found, memory_mib, status)
     if status.active and instance.eager_server is not None and not status.servers:
         status.reload_needed = True
-        status.findings.append(f"no server of user {instance.eager_server} holds the GPU, as mps_server_user wishes")
+        status.findings.append(f"no server of user {instance.eager_server} holds the GPU, as mps_server_user asks")
     for where, values in [("default", status.values)] + [(f"server {s.pid}", s.values) for s in status.servers]:
         for value in values:
             if not value.in_force:
                 status.reload_needed = True
                 shows = f"the daemon shows {value.shown or 'nothing'}"
-                if value.log_bytes is not None and f"{value.log_bytes >> 20} MiB" != value.wished:
+                if value.log_bytes is not None and f"{value.log_bytes >> 20} MiB" != value.desired:
                     shows = f"the server's log says {value.log}"
-                status.findings.append(f"{value.what} ({where}): {shows}, wished {value.wished}")
+                status.findings.append(f"{value.what} ({where}): {shows}, desired {value.desired}")
 
 
-def values_of(steps: Sequence[desired.Step], answers: Sequence[Sequence[str]], of_server: bool = False) -> list[Value]:
+def values_of(
+    steps: Sequence[desired_values.Step], answers: Sequence[Sequence[str]], of_server: bool = False
+) -> list[Value]:
     return [
         Value(
             step.what,
-            step.wished,
+            step.desired,
             " / ".join(lines) or None,
             step.in_force(lines),
             _said(step) if of_server and step.is_memory_limit else None,
@@ -403,7 +407,7 @@ def values_of(steps: Sequence[desired.Step], answers: Sequence[Sequence[str]], o
     ]
 
 
-def _said(step: desired.Step) -> str:
+def _said(step: desired_values.Step) -> str:
     if step.said_bytes is None:
         return NO_LINE
     return f"0x{step.said_bytes:x} bytes ({step.said_bytes >> 20} MiB)"

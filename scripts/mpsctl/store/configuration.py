@@ -1,4 +1,4 @@
-"""Reading the wished state of instances from /etc/mps, and matching it with the host's devices."""
+"""Reading the desired state of instances from /etc/mps, and matching it with the host's devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mpsctl.store.world import World
 
 
 def load(world: World, name: str) -> Instance:
-    """The wished state of one instance.
+    """The desired state of one instance.
 
     :raises BadValue: if it has no file, or the file is refused; the text names the file.
     """
@@ -57,8 +57,8 @@ def gid_of(instance: Instance) -> Optional[int]:
 def resolve(instance: Instance, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
     """The devices of an instance, in the order of their ordinals.
 
-    :raises BadValue: if the host lacks one, one is named twice under two names, a whole GPU is wished that
-        is split by MIG, or what is wished does not fit the device.
+    :raises BadValue: if the host lacks one, one is named twice under two names, a whole GPU is desired that
+        is split by MIG, or what is desired does not fit the device.
     """
     devices: list[Device] = []
     for reference in instance.gpus:

@@ -1,4 +1,4 @@
-"""What is wished of a running daemon, as the commands that set it and the answers that prove it."""
+"""What is desired of a running daemon, as the commands that set it and the answers that prove it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from mpsctl.store.record import InForce
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What is wished of a running daemon: per ordinal the limit in MiB (None: not managed), and the rest."""
+class Desired:
+    """What is desired of a running daemon: per ordinal the limit in MiB (None: not managed), and the rest."""
 
     limits_mib: tuple[Optional[int], ...]
     thread_percentage: Optional[float]
     client_priority: Optional[int]
 
     @classmethod
-    def of(cls, instance: Instance, memory_mib: Sequence[int]) -> Wish:
+    def of(cls, instance: Instance, memory_mib: Sequence[int]) -> Desired:
         limits = tuple(None if instance.limit is None else instance.limit.on(mib) for mib in memory_mib)
         return cls(limits, instance.thread_percentage, instance.client_priority)
 
@@ -56,7 +56,7 @@ class Step:
     what: str
     getter: str
     setter: str
-    wished: str
+    desired: str
     reads: str
     certain: bool = True
     said_bytes: Optional[int] = None
@@ -70,48 +70,50 @@ class Step:
         return self.certain and list(lines) == [self.reads]
 
 
-def steps(wish: Wish, known: Optional[InForce], server: str = "", witness: Sequence[Optional[int]] = ()) -> list[Step]:
-    """What is to be set and read for a wish, for the defaults or for one server by its pid.
+def steps(
+    desired: Desired, known: Optional[InForce], server: str = "", probe: Sequence[Optional[int]] = ()
+) -> list[Step]:
+    """What is to be set and read for a desired state, for the defaults or for one server by its pid.
 
-    ``witness`` holds the server's limits in bytes by its own log, which no record outweighs.
+    ``probe`` holds the server's limits in bytes by its own log, which no record outweighs.
     """
     scope, pid = ("", f"{server} ") if server else ("default_", "")
     found = []
-    for ordinal, mib in enumerate(wish.limits_mib):
+    for ordinal, mib in enumerate(desired.limits_mib):
         if mib is not None:
-            said = witness[ordinal] if ordinal < len(witness) else None
+            said = probe[ordinal] if ordinal < len(probe) else None
             on_record = mib < 1024 or (known is not None and known.limits_mib[ordinal : ordinal + 1] == (mib,))
             found.append(
                 Step(
                     what=f"memory limit of device {ordinal}",
                     getter=f"get_{scope}device_pinned_mem_limit {pid}{ordinal}",
                     setter=f"set_{scope}device_pinned_mem_limit {pid}{ordinal} {mib}M",
-                    wished=f"{mib} MiB",
+                    desired=f"{mib} MiB",
                     reads=quantity.displayed(mib),
                     certain=on_record if said is None else said == mib << 20,
                     said_bytes=said,
                 )
             )
-    if wish.thread_percentage is not None:
+    if desired.thread_percentage is not None:
         found.append(
             Step(
                 what="active thread percentage",
                 getter=f"get_{scope}active_thread_percentage {pid}".rstrip(),
-                setter=f"set_{scope}active_thread_percentage {pid}{wish.thread_percentage:g}",
-                wished=f"{wish.thread_percentage:g} %",
-                reads=f"{wish.thread_percentage:.1f}",
+                setter=f"set_{scope}active_thread_percentage {pid}{desired.thread_percentage:g}",
+                desired=f"{desired.thread_percentage:g} %",
+                reads=f"{desired.thread_percentage:.1f}",
             )
         )
-    if wish.client_priority is not None and not server:
+    if desired.client_priority is not None and not server:
         # There is no command for one server; the default reaches running ones too (driver 580, H200: the
         # server logs "Client Priority set to").
         found.append(
             Step(
                 what="client priority",
                 getter="get_default_client_priority",
-                setter=f"set_default_client_priority {wish.client_priority}",
-                wished=str(wish.client_priority),
-                reads=str(wish.client_priority),
+                setter=f"set_default_client_priority {desired.client_priority}",
+                desired=str(desired.client_priority),
+                reads=str(desired.client_priority),
             )
         )
     return found

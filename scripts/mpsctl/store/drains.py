@@ -37,7 +37,7 @@ def _path(world: World, name: str) -> Path:
 
 
 def read(world: World, name: str) -> Optional[Drain]:
-    """The mark that is in force, or None. One that cannot be read keeps the gate closed all the same."""
+    """The mark that is in force, or None. One that cannot be read keeps the front door closed all the same."""
     text = files.read_text(_path(world, name))
     if text is None:
         return None

@@ -12,7 +12,7 @@ from mpsctl.store.world import World
 
 
 @dataclass(frozen=True)
-class Escape:
+class LimitBypass:
     """One process, told from a later one with the same pid by ``started_at`` (clock ticks since boot).
 
     ``first_seen_s`` counts from boot. ``terminated`` is whether the daemon was told to end it and did.
@@ -25,25 +25,25 @@ class Escape:
 
 
 def _path(world: World, name: str) -> Path:
-    return world.places.runtime(name) / "escapes.json"
+    return world.places.runtime(name) / "limit bypasses.json"
 
 
-def read(world: World, name: str) -> dict[int, Escape]:
+def read(world: World, name: str) -> dict[int, LimitBypass]:
     """What is remembered of an instance, by pid."""
     try:
         rows = json.loads(files.read_text(_path(world, name)) or "[]")
-        return {escape.pid: escape for escape in (Escape(**row) for row in rows)}
+        return {limit_bypass.pid: limit_bypass for limit_bypass in (LimitBypass(**row) for row in rows)}
     except (ValueError, TypeError):
         return {}
 
 
-def remember(world: World, name: str, escapes: Iterable[Escape]) -> None:
+def remember(world: World, name: str, limit_bypasses: Iterable[LimitBypass]) -> None:
     """Keep these and no others; nothing is written where nothing is new."""
-    wished = {escape.pid: escape for escape in escapes}
-    if wished == read(world, name):
+    desired = {limit_bypass.pid: limit_bypass for limit_bypass in limit_bypasses}
+    if desired == read(world, name):
         return
-    if wished:
-        text = json.dumps([asdict(escape) for escape in wished.values()]) + "\n"
+    if desired:
+        text = json.dumps([asdict(limit_bypass) for limit_bypass in desired.values()]) + "\n"
         files.write(_path(world, name), text, lasting=False)
     else:
         forget(world, name)

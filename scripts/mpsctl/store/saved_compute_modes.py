@@ -30,7 +30,7 @@ def record(world: World, gpu: Gpu) -> None:
 
 
 def to_bring_back(world: World, gpu: Gpu) -> Optional[str]:
-    """The former mode of a GPU that is in one of ours, or None where there is nothing to bring back."""
+    """The saved compute mode of a GPU that is in one of ours, or None where there is nothing to bring back."""
     mode = read(world, gpu)
     ours = gpu.compute_mode in (EXCLUSIVE_PROCESS, PROHIBITED)
     return mode if ours and mode != gpu.compute_mode else None
@@ -55,7 +55,7 @@ def had_by(world: World, names: Iterable[str], gpus: Sequence[Gpu]) -> set[str]:
 def left_behind(world: World, gpus: Sequence[Gpu], in_use: Iterable[str]) -> list[tuple[Gpu, str]]:
     """GPUs that are in a mode of ours though no instance has them, each with the mode to bring back.
 
-    A run that was cut off leaves them. ``in_use`` are UUIDs of GPUs that are served or wished, whatever files say.
+    A interrupted run leaves them. ``in_use`` are UUIDs of GPUs that are served or desired, whatever files say.
     """
     found = [(gpu, mode) for gpu in gpus if (mode := to_bring_back(world, gpu))]
     if not found:
@@ -65,6 +65,6 @@ def left_behind(world: World, gpus: Sequence[Gpu], in_use: Iterable[str]) -> lis
 
 
 def recorded(world: World) -> set[str]:
-    """The UUIDs of the GPUs whose former mode is on record."""
+    """The UUIDs of the GPUs whose saved compute mode is on record."""
     place = directory(world)
     return {path.name for path in place.iterdir()} if place.is_dir() else set()

@@ -39,7 +39,7 @@ def _cuda_client(
     return cuda.client(environment, timeout_s, trial)
 
 
-def _lent_daemon(pipe_directory: Path, devices: Sequence[str]) -> AbstractContextManager[None]:
+def _temporary_daemon(pipe_directory: Path, devices: Sequence[str]) -> AbstractContextManager[None]:
     from mpsctl.adapters import temporary_daemon
 
     return temporary_daemon.started(pipe_directory, devices)
@@ -54,7 +54,7 @@ class World:
     systemd: Systemd = field(default_factory=Systemctl)
     daemon: Callable[[Path, Optional[Path]], Daemon] = _front_end
     cuda: CudaClient = _cuda_client
-    lent_daemon: Callable[[Path, Sequence[str]], AbstractContextManager[None]] = _lent_daemon
+    temporary_daemon: Callable[[Path, Sequence[str]], AbstractContextManager[None]] = _temporary_daemon
     now_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     sleep_s: Callable[[float], None] = time.sleep
     say: Callable[[str], None] = lambda text: print(text, flush=True)

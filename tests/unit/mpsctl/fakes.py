@@ -490,20 +490,20 @@ class Host:
         )
 
     def _daemon(self, pipe_directory: Path, lock: Optional[Path]) -> Daemon:
-        gate = pipe_directory / "control"
-        if gate.is_symlink():  # a public directory whose gate is open
-            pipe_directory = pipe_directory / gate.readlink().parent
+        door = pipe_directory / "control"
+        if door.is_symlink():  # a public directory whose front door is open
+            pipe_directory = pipe_directory / door.readlink().parent
         if pipe_directory not in self.daemons:
             absent = FakeDaemon()
             absent.unreachable = True
             return absent
         return self.daemons[pipe_directory]
 
-    # -- the wish
+    # -- the desired state
 
     def conf(self, name: str = "0", more: Optional[Mapping[str, object]] = None, **values: object) -> str:
         """The text of an instance's file; keys by their names in it, None leaves one out."""
-        wished = {"GPUs": "%i", "PipeDirectory": f"{self.pipe_root}/%i", **(more or {}), **values}
+        desired = {"GPUs": "%i", "PipeDirectory": f"{self.pipe_root}/%i", **(more or {}), **values}
         sections = {
             "Instance": ("GPUs", "PipeDirectory", "ComputeMode", "WhenDown", "MultiUser", "ServerUser", "Group"),
             "Limits": ("DeviceMemoryLimit", "ActiveThreadPercentage", "ClientPriority"),
@@ -514,10 +514,10 @@ class Host:
         lines = [f"# Managed by mps-fleet: instance {name}"]
         for section, keys in sections.items():
             lines.append(f"[{section}]")
-            lines += [f"{key}={wished[key]}" for key in keys if wished.get(key) is not None]
+            lines += [f"{key}={desired[key]}" for key in keys if desired.get(key) is not None]
         return "\n".join(lines) + "\n"
 
-    def wish(self, name: str = "0", **values: object) -> Path:
+    def desired(self, name: str = "0", **values: object) -> Path:
         """Write an instance's file; its public pipe directory."""
         path = self.places.conf(name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -656,7 +656,7 @@ class Host:
 
     # -- looking
 
-    def gate_is_open(self, name: str = "0") -> bool:
+    def door_is_open(self, name: str = "0") -> bool:
         return (self.pipe_root / name / "control").is_symlink()
 
     def snapshot(self) -> dict[str, tuple[object, ...]]:
@@ -676,7 +676,7 @@ class Host:
         return found
 
 
-class Lent:
+class Temporary:
     """Daemons lent for the time, by pipe directory."""
 
     def __init__(self, host: Host) -> None:

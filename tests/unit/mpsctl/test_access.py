@@ -44,14 +44,14 @@ def door(host: Host) -> tuple[int, int]:
 
 
 def test_everyone_may_connect_by_default(host: Host) -> None:
-    host.wish()
+    host.desired()
     host.start()
     assert door(host)[0] == 0o711
 
 
 @pytest.mark.parametrize("name", ["mps", "4242"])
 def test_only_the_members_of_a_group_pass_to_the_sockets_from_the_first_moment_on(host: Host, name: str) -> None:
-    host.wish(Group=name)
+    host.desired(Group=name)
     host.prepared()
     assert door(host) == (0o710, GID)
     # The public directory stays as systemd makes it before every command of the unit.
@@ -59,25 +59,29 @@ def test_only_the_members_of_a_group_pass_to_the_sockets_from_the_first_moment_o
 
 
 def test_another_choice_is_taken_by_a_reload_and_shown_before(host: Host) -> None:
-    host.wish()
+    host.desired()
     daemon = host.start()
     host.systemd.unit("mps-control@0.service").enabled = True
     host.processes[daemon.pid].gids = (0, GID)
-    host.wish(Group="mps")
+    host.desired(Group="mps")
     (before,) = proofs.status_of_all(host.world, ["0"])
     assert before.reload_needed
     assert not before.restart_needed
-    assert [line for line in before.findings if line.startswith("who may connect is not as wished (the group mps)")]
+    assert [
+        line
+        for line in before.findings
+        if line.startswith("who may connect is not in the desired state (the group mps)")
+    ]
     assert apply.apply(host.world, "0", daemon.pid) == ["who may connect: the group mps"]
     assert door(host) == (0o710, GID)
-    assert proofs.status_of_all(host.world, ["0"])[0].as_wished
-    host.wish()
+    assert proofs.status_of_all(host.world, ["0"])[0].as_desired
+    host.desired()
     assert apply.apply(host.world, "0", daemon.pid) == ["who may connect: everyone"]
     assert door(host)[0] == 0o711
 
 
 def test_a_daemon_outside_the_group_needs_a_restart_for_its_servers_would_not_pass(host: Host) -> None:
-    host.wish(Group="mps")
+    host.desired(Group="mps")
     daemon = host.start()
     host.processes[daemon.pid].gids = (0,)
     (found,) = proofs.status_of_all(host.world, ["0"])
@@ -87,7 +91,7 @@ def test_a_daemon_outside_the_group_needs_a_restart_for_its_servers_would_not_pa
 
 
 def test_a_group_that_the_host_lacks_is_refused_before_anything_starts(host: Host) -> None:
-    host.wish(Group="nobodys")
+    host.desired(Group="nobodys")
     with pytest.raises(BadValue, match="the group 'nobodys'") as caught:
         prepare.prepare(host.world, "0")
     assert caught.value.variable == "mps_group"

@@ -23,8 +23,8 @@ class Fleet:
         self.unit = File(host.places.units / "mps-control@.service", "# Managed by mps-fleet\n[Service]\n")
 
     def ask(self, atomic: bool, check: bool = False, unit: Optional[str] = None, **values: object) -> Answer:
-        wished = {"DeviceMemoryLimit": "4G", "ActiveThreadPercentage": 50, **values}
-        confs = tuple((name, self.host.conf(name, wished)) for name in ("0", "1"))
+        desired = {"DeviceMemoryLimit": "4G", "ActiveThreadPercentage": 50, **values}
+        confs = tuple((name, self.host.conf(name, desired)) for name in ("0", "1"))
         unit_file = self.unit if unit is None else replace(self.unit, content=unit)
         return reconcile.reconcile(self.host.world, Request((unit_file,), confs, None, atomic), check)
 
@@ -100,7 +100,7 @@ def test_what_does_not_come_into_force_is_put_back_on_the_whole_host(fleet: Flee
     assert not fleet.ask(False).changed
 
 
-def test_a_client_that_escaped_does_not_keep_a_host_from_being_put_back(fleet: Fleet) -> None:
+def test_a_client_that_bypassed_its_limit_does_not_keep_a_host_from_being_put_back(fleet: Fleet) -> None:
     fleet.host.running("0").start_server(9001, clients=[fleet.host.client(variable="1G")])
     fleet.host.running("1").deaf_to = "mem_limit"
     answer = fleet.change(DeviceMemoryLimit="6G")
@@ -147,7 +147,7 @@ def test_a_host_that_cannot_be_put_back_says_why(fleet: Fleet) -> None:
     answer = fleet.change(DeviceMemoryLimit="6G")
     assert answer.put_back is False
     assert answer.changed
-    assert "wished 4096 MiB" in str(answer.put_back_why)
+    assert "desired 4096 MiB" in str(answer.put_back_why)
     assert "; NOT put back: " in str(answer.error)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterator, Optional
 import pytest
 
 import simulated_cuda
-from fakes import Host, Lent, h200, uuid
+from fakes import Host, Temporary, h200, uuid
 from mpsctl.adapters import cuda, cuda_work, procfs, worker_pool
 from mpsctl.adapters.stop_request import Stop
 from mpsctl.cli import main as command_line
@@ -46,11 +46,11 @@ def gpu(host: Host, library: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     return host
 
 
-def sweep(host: Host, stop: Optional[Stop] = None, progress: Any = None, **values: Any) -> tuple[Report, Lent]:
-    lent = Lent(host)
-    world: World = replace(host.world, lent_daemon=lent.daemon)
+def sweep(host: Host, stop: Optional[Stop] = None, progress: Any = None, **values: Any) -> tuple[Report, Temporary]:
+    temporary = Temporary(host)
+    world: World = replace(host.world, temporary_daemon=temporary.daemon)
     request = Request(**{**QUICK, "gpu": "0", **values})
-    return bench.bench(world, request, stop or Stop(), progress or (lambda number, report: None)), lent
+    return bench.bench(world, request, stop or Stop(), progress or (lambda number, report: None)), temporary
 
 
 def series(report: Report) -> list[str]:
@@ -67,16 +67,16 @@ def good(report: Report) -> None:
 
 @pytest.mark.parametrize("work", list(cuda_work.KINDS))
 def test_built_in_work_runs_on_both_sides(gpu: Host, work: str) -> None:
-    report, lent = sweep(gpu, work=work)
+    report, temporary = sweep(gpu, work=work)
     good(report)
     assert series(report) == ["time-sliced", "MPS"]
     assert [len(run.rates) for run in report.runs] == [1, 1, 2, 2]
     assert all(run.p99_ms and run.p50_ms and run.p99_ms >= run.p50_ms > 0 for run in report.runs)
     assert {run.memory_mib for run in report.runs} == {1000}
     assert {run.utilisation_percent for run in report.runs} == {64}
-    [(directory, devices)] = lent.given
+    [(directory, devices)] = temporary.given
     assert devices == (uuid(0),)
-    assert lent.ended == 1
+    assert temporary.ended == 1
     assert not directory.exists()
     assert gpu.nvml.modes_set == []
 
@@ -109,7 +109,7 @@ def test_a_process_on_the_wrong_side_is_no_figure(gpu: Host) -> None:
 
 
 def test_percentages_and_limits_are_part_of_the_sweep(gpu: Host) -> None:
-    report, lent = sweep(gpu, threads=[50.0, 100.0], memory=[parse("4G"), parse("2G")], processes=[2])
+    report, temporary = sweep(gpu, threads=[50.0, 100.0], memory=[parse("4G"), parse("2G")], processes=[2])
     good(report)
     assert set(series(report)) == {
         "time-sliced",
@@ -118,16 +118,16 @@ def test_percentages_and_limits_are_part_of_the_sweep(gpu: Host) -> None:
         "MPS 100 %, 4096 MiB",
         "MPS 100 %, 2048 MiB",
     }
-    assert gpu.daemons[lent.given[0][0]].setters == ["set_default_device_pinned_mem_limit 0 4096M"]
+    assert gpu.daemons[temporary.given[0][0]].setters == ["set_default_device_pinned_mem_limit 0 4096M"]
 
 
 def test_through_an_instance_nothing_but_clients_is_started(gpu: Host) -> None:
-    gpu.wish(DeviceMemoryLimit="4G")
+    gpu.desired(DeviceMemoryLimit="4G")
     gpu.start()
     before = list(gpu.running().setters)
-    report, lent = sweep(gpu, gpu=None, instance="0")
+    report, temporary = sweep(gpu, gpu=None, instance="0")
     good(report)
-    assert lent.given == []
+    assert temporary.given == []
     assert gpu.running().setters == before
     assert report.daemon == "instance 0"
     with pytest.raises(BadValue, match="at most the 4096 MiB"):
@@ -135,7 +135,7 @@ def test_through_an_instance_nothing_but_clients_is_started(gpu: Host) -> None:
 
 
 def test_an_exclusive_gpu_has_no_time_sliced_side_and_keeps_its_mode(gpu: Host) -> None:
-    gpu.wish(ComputeMode="exclusive_process")
+    gpu.desired(ComputeMode="exclusive_process")
     gpu.start()
     gpu.nvml.modes_set.clear()
     report, _ = sweep(gpu, gpu=None, instance="0")
@@ -224,11 +224,11 @@ def test_a_command_gets_its_side_by_its_environment(gpu: Host, tmp_path: Path) -
     command = ["sh", "-c", f'echo "$CUDA_MPS_PIPE_DIRECTORY $CUDA_VISIBLE_DEVICES $OWN" >> {said}; sleep 0.05']
     gpu.nvml.held_mib = None
     inherited = {**os.environ, "OWN": "kept", "CUDA_MPS_PIPE_DIRECTORY": "/elsewhere", "CUDA_VISIBLE_DEVICES": "7"}
-    report, lent = sweep(gpu, command=command, inherited=inherited, processes=[1])
+    report, temporary = sweep(gpu, command=command, inherited=inherited, processes=[1])
     good(report)
     assert set(said.read_text().splitlines()) == {
         f"{gpu.places.root}/run/mps-fleet/no-such-daemon {uuid(0)} kept",
-        f"{lent.given[0][0]} {uuid(0)} kept",
+        f"{temporary.given[0][0]} {uuid(0)} kept",
     }
 
 
@@ -261,16 +261,16 @@ def test_without_nvml_utilisation_cannot_be_told(gpu: Host) -> None:
     values: dict[str, Any] = {"command": ["sleep", "0.05"], "inherited": dict(os.environ), "gpu": None}
     with pytest.raises(NotReady, match="--force"):
         sweep(gpu, **values)
-    report, lent = sweep(gpu, force=True, **values)
+    report, temporary = sweep(gpu, force=True, **values)
     good(report)
     assert series(report) == ["time-sliced"]
-    assert lent.given == []
+    assert temporary.given == []
     assert {run.utilisation_percent for run in report.runs} == {None}
     assert any("cannot tell" in note for note in report.all_notes)
 
 
 def test_without_nvml_an_instance_still_has_both_sides(gpu: Host) -> None:
-    gpu.wish()
+    gpu.desired()
     gpu.start()
     gpu.nvml.driver_up = False
     report, _ = sweep(gpu, force=True, command=["sleep", "0.05"], inherited=dict(os.environ), gpu=None, instance="0")
@@ -409,7 +409,7 @@ def test_built_in_work_ends_with_whoever_started_it(library: Path, where: Option
     wanted = {"kind": "launch", "uid": None, "gid": None, "loops": 100, "multiprocessors": 132, "life_s": 500}
     script = (
         f"import sys, os, json, time; sys.path[:0] = {[path for path in sys.path if path]!r}\n"
-        "from mpsctl.adapters import worker_pool as crew, cuda, stop_request as stop\n"
+        "from mpsctl.adapters import worker_pool as worker pool, cuda, stop_request as stop\n"
         f"wanted = json.loads(sys.argv[1]); wanted['parent'] = os.getpid()\n"
         "one = worker_pool.Crew([cuda.program('cuda_work', json.dumps(wanted))] * 2, dict(os.environ), stop.Stop())\n"
         + (
@@ -438,25 +438,25 @@ def test_a_stop_during_built_in_work_ends_it_and_its_daemon(gpu: Host) -> None:
         if number == 2:
             stop.request(signal.SIGTERM)
 
-    report, lent = sweep(gpu, stop, progress)
+    report, temporary = sweep(gpu, stop, progress)
     assert (len(report.runs), report.steps, report.stopped) == (2, 4, "SIGTERM")
-    assert lent.ended == 1
-    assert not lent.given[0][0].exists()
+    assert temporary.ended == 1
+    assert not temporary.given[0][0].exists()
 
 
-def test_a_crew_that_says_nothing_is_given_up(library: Path) -> None:
+def test_a_worker_pool_that_says_nothing_is_given_up(library: Path) -> None:
     wanted = {"kind": "launch", "uid": None, "gid": None, "loops": 100, "life_s": 500, "parent": os.getpid()}
     environment = {**cuda.BARE_ENVIRONMENT, "LD_LIBRARY_PATH": str(library), "HANG": "1"}
     command = cuda.program("cuda_work", json.dumps(wanted))
     with (
-        worker_pool.Crew([command], environment, Stop()) as one,
+        worker_pool.WorkerPool([command], environment, Stop()) as one,
         pytest.raises(worker_pool.Failed, match="said nothing within"),
     ):
         one.hear(0.3)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_lent_daemon_ends_with_whoever_lent_it(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_temporary_daemon_ends_with_whoever_temporary_it(tmp_path: Path, number: signal.Signals) -> None:
     binary, said = tmp_path / "nvidia-cuda-mps-control", tmp_path / "pid"
     binary.write_text(f"#!/bin/sh\necho $$ > {said}.new; mv {said}.new {said}; exec sleep 1000\n")
     binary.chmod(0o755)
@@ -519,7 +519,7 @@ def test_a_command_line_that_cannot_be_meant_is_refused_on_one_line(
 def test_results_that_cannot_be_written_are_still_told(
     gpu: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world = replace(gpu.world, lent_daemon=Lent(gpu).daemon)
+    world = replace(gpu.world, temporary_daemon=Temporary(gpu).daemon)
     monkeypatch.setattr(command_line, "_acting_world", lambda options: world)
     (tmp_path / "bench.json").mkdir()  # in the way
     words = ["bench", "--gpu", "0", "--processes", "1", "--seconds", "0.1", "--rounds", "1", "--json"]
@@ -533,8 +533,8 @@ def test_results_that_cannot_be_written_are_still_told(
 def test_the_verb_answers_and_writes(
     gpu: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
 ) -> None:
-    lent = Lent(gpu)
-    world = replace(gpu.world, lent_daemon=lent.daemon)
+    temporary = Temporary(gpu)
+    world = replace(gpu.world, temporary_daemon=temporary.daemon)
     monkeypatch.setattr(command_line, "_acting_world", lambda options: world)
     words = ["bench", "--gpu", "0", "--processes", "1,2", "--seconds", "0.1", "--rounds", "2"]
     assert command_line.main([*words, "--output", str(tmp_path / "out"), *(["--json"] if as_json else [])]) == 0
@@ -553,7 +553,9 @@ def test_the_verb_answers_and_writes(
 def test_a_sweep_without_a_figure_is_no_success(
     gpu: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command_line, "_acting_world", lambda options: replace(gpu.world, lent_daemon=Lent(gpu).daemon))
+    monkeypatch.setattr(
+        command_line, "_acting_world", lambda options: replace(gpu.world, temporary_daemon=Temporary(gpu).daemon)
+    )
     words = ["bench", "--gpu", "0", "--processes", "1", "--seconds", "0.1", "--rounds", "1", "--"]
     assert command_line.main([*words, "/no/such/command"]) == 1
     assert "Nothing was measured" in capsys.readouterr().out

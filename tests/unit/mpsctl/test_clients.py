@@ -17,7 +17,7 @@ from mpsctl.observe.status import Status
 
 MIB = 1 << 20
 SERVER = 9001
-WISHED = {"DeviceMemoryLimit": "4G", "ComputeMode": "exclusive_process"}
+DESIRED = {"DeviceMemoryLimit": "4G", "ComputeMode": "exclusive_process"}
 anywhere = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -30,7 +30,7 @@ def begin(host: Host, name: str = "0", **values: object) -> FakeDaemon:
     """A start of its own, also in the many rounds of one test."""
     if host.systemd.unit(f"mps-control@{name}.service").main_pid:
         host.stop(name)
-    host.wish(name, **{**WISHED, **values})
+    host.desired(name, **{**DESIRED, **values})
     host.systemd.unit(f"mps-control@{name}.service").enabled = True
     return host.start(name)
 
@@ -44,7 +44,7 @@ def daemon(host: Host) -> FakeDaemon:
 
 
 def change_limit(host: Host, to: str) -> None:
-    host.wish(**{**WISHED, "DeviceMemoryLimit": to})
+    host.desired(**{**DESIRED, "DeviceMemoryLimit": to})
     assert host.systemd.act("reload", ["mps-control@0.service"]) is None
 
 
@@ -71,11 +71,11 @@ def test_a_servers_limit_is_shown_to_the_byte(host: Host) -> None:
     (value,) = look(host).servers[0].values
     assert (value.log, value.log_bytes) == ("0x100000000 bytes (4096 MiB)", 4096 * MIB)
     assert value.in_force
-    assert look(host).values[0].log is None, "the defaults have no such witness"
+    assert look(host).values[0].log is None, "the defaults have no such probe client"
 
 
 @pytest.mark.parametrize("really_mib", [4097, 4500, 5119])
-def test_a_limit_that_the_getter_rounds_to_the_wished_one_is_not_in_force(
+def test_a_limit_that_the_getter_rounds_to_the_desired_one_is_not_in_force(
     host: Host, daemon: FakeDaemon, really_mib: int
 ) -> None:
     """Somebody set it by hand: the daemon shows 4G for each of them, and our record still says 4096 MiB."""
@@ -86,7 +86,7 @@ def test_a_limit_that_the_getter_rounds_to_the_wished_one_is_not_in_force(
     assert found.reload_needed
     assert found.findings == [
         f"memory limit of device 0 (server {SERVER}): the server's log says 0x{really_mib * MIB:x} bytes"
-        f" ({really_mib} MiB), wished 4096 MiB"
+        f" ({really_mib} MiB), desired 4096 MiB"
     ]
 
 
@@ -97,14 +97,14 @@ def test_a_reload_brings_such_a_limit_back(host: Host, daemon: FakeDaemon) -> No
     assert look(host).findings == []
 
 
-@given(really_mib=st.integers(1, 200_000), wished_mib=st.integers(1, 140_000))
+@given(really_mib=st.integers(1, 200_000), desired_mib=st.integers(1, 140_000))
 @anywhere
-def test_in_force_means_the_very_bytes(host: Host, really_mib: int, wished_mib: int) -> None:
-    daemon = begin(host, DeviceMemoryLimit=f"{wished_mib}M")
+def test_in_force_means_the_very_bytes(host: Host, really_mib: int, desired_mib: int) -> None:
+    daemon = begin(host, DeviceMemoryLimit=f"{desired_mib}M")
     daemon.start_server(SERVER)
     daemon.ask([f"set_device_pinned_mem_limit {SERVER} 0 {really_mib}M"])
     (value,) = look(host).servers[0].values
-    assert value.in_force == (really_mib == wished_mib)
+    assert value.in_force == (really_mib == desired_mib)
 
 
 def test_where_the_journal_has_no_line_getter_and_record_decide(host: Host, daemon: FakeDaemon) -> None:
@@ -112,9 +112,9 @@ def test_where_the_journal_has_no_line_getter_and_record_decide(host: Host, daem
     found = look(host)
     (value,) = found.servers[0].values
     assert (value.log, value.log_bytes, value.in_force) == ("cannot tell, the journal has no line", None, True)
-    assert found.as_wished
+    assert found.as_desired
     daemon.servers[SERVER].limits["0"] = 8192 * MIB
-    assert not look(host).as_wished
+    assert not look(host).as_desired
 
 
 def test_a_line_that_is_still_on_its_way_is_waited_for(host: Host, daemon: FakeDaemon) -> None:
@@ -151,8 +151,8 @@ def test_ordinals_are_the_daemons_own_whatever_the_host_calls_the_gpu(host: Host
         daemon.connect(SERVER, pid)
     found = look(host, "d")
     assert found.servers[0].values[0].in_force
-    assert of_pid(found, good).escaped is None
-    assert "names device 3, which the client cannot see" in str(of_pid(found, bad).escaped)
+    assert of_pid(found, good).bypassed is None
+    assert "names device 3, which the client cannot see" in str(of_pid(found, bad).bypassed)
 
 
 def test_a_command_that_was_given_is_no_proof_that_it_holds(host: Host, daemon: FakeDaemon) -> None:
@@ -174,24 +174,24 @@ def test_a_host_on_which_nobody_works_does_not_pay_for_it(host: Host) -> None:
 
 
 def test_a_percentage_of_a_server_is_read_from_it_and_from_no_utilisation(host: Host) -> None:
-    """B12: a daemon that was told too late has 100, whatever the wish."""
+    """B12: a daemon that was told too late has 100, whatever the desired state."""
     daemon = begin(host, ActiveThreadPercentage=50)
     daemon.start_server(SERVER).percentage = 100.0
     assert look(host).findings == [
-        f"active thread percentage (server {SERVER}): the daemon shows 100.0, wished 50 %",
+        f"active thread percentage (server {SERVER}): the daemon shows 100.0, desired 50 %",
     ]
 
 
 @pytest.mark.parametrize("served", [uuid(0), f"{uuid(0)},{uuid(2)}", "", "0"])
-def test_a_daemon_that_serves_other_gpus_than_wished_is_told(host: Host, served: str) -> None:
+def test_a_daemon_that_serves_other_gpus_than_desired_is_told(host: Host, served: str) -> None:
     """B14: it took over the CUDA_VISIBLE_DEVICES of whoever started it."""
     daemon = begin(host, "all", GPUs="0 1 2")
     environment = host.processes[daemon.pid].environment
     assert environment is not None
     environment["CUDA_VISIBLE_DEVICES"] = served
     found = look(host, "all")
-    assert not found.as_wished
-    assert any(f"wished {uuid(0)}, {uuid(1)}, {uuid(2)}" in finding for finding in found.findings)
+    assert not found.as_desired
+    assert any(f"desired {uuid(0)}, {uuid(1)}, {uuid(2)}" in finding for finding in found.findings)
 
 
 # -- clients
@@ -205,8 +205,8 @@ def test_every_client_is_described(host: Host, daemon: FakeDaemon) -> None:
     assert client.since is not None
     assert client.since.startswith("2026-11-29 14:")
     assert (client.limits_mib, client.memory_mib) == ([4096], [900])
-    assert (client.older, client.escaped, client.unlimited, client.cannot_tell) == (None, None, None, None)
-    assert look(host).as_wished
+    assert (client.older, client.bypassed, client.unlimited, client.cannot_tell) == (None, None, None, None)
+    assert look(host).as_desired
 
 
 def test_a_changed_limit_costs_nobody_anything_and_tells_old_clients_from_new(host: Host, daemon: FakeDaemon) -> None:
@@ -217,13 +217,13 @@ def test_a_changed_limit_costs_nobody_anything_and_tells_old_clients_from_new(ho
     new = join(host, daemon)
     found = look(host)
     assert host.systemd.acts == ["reload mps-control@0.service"]
-    assert found.as_wished
+    assert found.as_desired
     assert found.restart_needed is None
     assert host.running() is daemon
     for pid in old:
         client = of_pid(found, pid)
         assert client.limits_mib == [4096]
-        assert client.older == f"holds 4096 MiB since {client.since}, wished 6144 MiB: connected before the change"
+        assert client.older == f"holds 4096 MiB since {client.since}, desired 6144 MiB: connected before the change"
     assert (of_pid(found, new).limits_mib, of_pid(found, new).older) == ([6144], None)
 
 
@@ -239,7 +239,7 @@ def test_a_client_holds_the_limit_of_its_moment_through_any_number_of_changes(
         change_limit(host, f"{mib}M")
         pids[join(host, daemon)] = mib
     found = look(host)
-    assert found.as_wished
+    assert found.as_desired
     for pid, mib in pids.items():
         client = of_pid(found, pid)
         assert client.limits_mib == [mib]
@@ -261,7 +261,7 @@ def test_clients_of_several_gpus_have_a_limit_on_each(host: Host) -> None:
 
 
 def test_a_client_that_got_in_before_any_limit_is_a_finding(host: Host) -> None:
-    host.wish(**WISHED)
+    host.desired(**DESIRED)
     host.systemd.unit("mps-control@0.service").enabled = True
     daemon = host.prepared()
     daemon.start_server(SERVER)
@@ -270,7 +270,7 @@ def test_a_client_that_got_in_before_any_limit_is_a_finding(host: Host) -> None:
     change_limit(host, "4G")
     late = join(host, daemon)
     found = look(host)
-    assert not found.as_wished
+    assert not found.as_desired
     assert found.findings == found.client_findings
     (finding,) = found.findings
     assert f"client {early} " in finding
@@ -282,17 +282,17 @@ def test_without_the_servers_first_line_a_missing_limit_line_proves_nothing(host
     pid = join(host, daemon)
     del daemon.log[:-1]
     found = look(host)
-    assert found.as_wished
+    assert found.as_desired
     assert of_pid(found, pid).cannot_tell == "the journal has no line of its server's limit"
 
 
-def test_where_no_limit_is_wished_there_is_none_to_escape_from(host: Host) -> None:
+def test_where_no_limit_is_desired_there_is_none_to_bypass(host: Host) -> None:
     daemon = begin(host, DeviceMemoryLimit=None)
     daemon.start_server(SERVER)
     pid = join(host, daemon, "1=1G")
     found = look(host)
-    assert found.as_wished
-    assert of_pid(found, pid).escaped is None
+    assert found.as_desired
+    assert of_pid(found, pid).bypassed is None
 
 
 def test_limits_are_per_process_and_may_add_up_to_more_than_there_is(host: Host) -> None:
@@ -304,36 +304,36 @@ def test_limits_are_per_process_and_may_add_up_to_more_than_there_is(host: Host)
     assert look(host).notes == []
     join(host, daemon)
     found = look(host)
-    assert found.as_wished
+    assert found.as_desired
     (note,) = found.notes
     assert "4 client processes add up to 163840 MiB of 143771 MiB" in note
     assert "per process, not per service or container" in note
 
 
-# -- escapes
+# -- limit bypasses
 
 
 @pytest.mark.parametrize("variable", ["0=1G,1=1G", "1=1G", "1G", "8192MB", "85899345920", "''0=1G,1=512MB''"])
-def test_each_escape_is_named_within_one_status(host: Host, daemon: FakeDaemon, variable: str) -> None:
+def test_each_limit_bypass_is_named_within_one_status(host: Host, daemon: FakeDaemon, variable: str) -> None:
     """The first three were measured (driver 580, H200); B01: no device before the amount, or bytes."""
     other = join(host, daemon, "0=1G")
     pid = join(host, daemon, variable)
     found = look(host)
-    assert not found.as_wished
+    assert not found.as_desired
     (finding,) = found.findings
     assert f"client {pid} (python3 serve.py, user " in finding
-    assert f"of server {SERVER} escaped its limit: {client_variable.VARIABLE}={variable}:" in finding
-    assert of_pid(found, other).escaped is None
+    assert f"of server {SERVER} bypassed its limit: {client_variable.VARIABLE}={variable}:" in finding
+    assert of_pid(found, other).bypassed is None
     assert not found.reload_needed, "no reload can mend it"
 
 
 @given(variable=st.text(st.characters(blacklist_characters="=\0", blacklist_categories=["Cs"]), max_size=20))
 @anywhere
-def test_any_value_without_a_device_is_an_escape(host: Host, variable: str) -> None:
+def test_any_value_without_a_device_is_a_limit_bypass(host: Host, variable: str) -> None:
     daemon = begin(host)
     daemon.start_server(SERVER)
     pid = join(host, daemon, variable)
-    assert of_pid(look(host), pid).escaped is not None
+    assert of_pid(look(host), pid).bypassed is not None
 
 
 @given(
@@ -342,30 +342,30 @@ def test_any_value_without_a_device_is_an_escape(host: Host, variable: str) -> N
     )
 )
 @anywhere
-def test_no_value_that_this_program_writes_is_an_escape(host: Host, limits_mib: dict[int | str, int]) -> None:
+def test_no_value_that_this_program_writes_is_a_limit_bypass(host: Host, limits_mib: dict[int | str, int]) -> None:
     """B02: the form is dev=value, for one GPU, for several, and by UUID."""
     daemon = begin(host, "pair", GPUs="2 0")
     daemon.start_server(SERVER)
     pid = join(host, daemon, client_variable.render(limits_mib))
     found = look(host, "pair")
-    assert found.as_wished
-    assert of_pid(found, pid).escaped is None
+    assert found.as_desired
+    assert of_pid(found, pid).bypassed is None
 
 
-def test_more_memory_than_its_limit_is_an_escape_for_certain(host: Host, daemon: FakeDaemon) -> None:
+def test_more_memory_than_its_limit_is_a_limit_bypass_for_certain(host: Host, daemon: FakeDaemon) -> None:
     pid = join(host, daemon)
     hold(host, pid, 30_000)
     (finding,) = look(host).findings
-    assert "escaped its limit: it holds 30000 MiB on device 0, above its limit of 4096 MiB" in finding
+    assert "bypassed its limit: it holds 30000 MiB on device 0, above its limit of 4096 MiB" in finding
 
 
 @pytest.mark.parametrize("held_mib", [0, 4096, 4096 + clients.TOLERANCE_MIB, None])
-def test_a_client_at_the_edge_of_its_limit_has_not_escaped(
+def test_a_client_at_the_edge_of_its_limit_has_not_bypassed_it(
     host: Host, daemon: FakeDaemon, held_mib: Optional[int]
 ) -> None:
     pid = join(host, daemon)
     hold(host, pid, held_mib)
-    assert look(host).as_wished
+    assert look(host).as_desired
 
 
 def test_an_old_client_is_held_against_its_own_limit(host: Host, daemon: FakeDaemon) -> None:
@@ -373,7 +373,7 @@ def test_an_old_client_is_held_against_its_own_limit(host: Host, daemon: FakeDae
     hold(host, pid, 4000)
     change_limit(host, "2G")
     found = look(host)
-    assert found.as_wished
+    assert found.as_desired
     assert of_pid(found, pid).older is not None
 
 
@@ -382,26 +382,26 @@ def test_memory_without_a_known_limit_is_not_judged(host: Host, daemon: FakeDaem
     hold(host, pid, 30_000)
     daemon.log.clear()
     found = look(host)
-    assert found.as_wished
+    assert found.as_desired
     assert "holds 30000 MiB" in str(of_pid(found, pid).cannot_tell)
 
 
 @pytest.mark.parametrize("nvml", ["tells nothing", "is gone"])
-def test_an_nvml_that_does_not_tell_is_no_escape(host: Host, daemon: FakeDaemon, nvml: str) -> None:
+def test_an_nvml_that_does_not_tell_is_no_limit_bypass(host: Host, daemon: FakeDaemon, nvml: str) -> None:
     pid = join(host, daemon)
     if nvml == "tells nothing":
         host.nvml.held_mib = None
     else:
         host.nvml.driver_up = False
     client = of_pid(look(host), pid)
-    assert (client.memory_mib, client.escaped) == ([None], None)
+    assert (client.memory_mib, client.bypassed) == ([None], None)
 
 
 def test_an_environment_that_cannot_be_read_cannot_be_told(host: Host, daemon: FakeDaemon) -> None:
     pid = join(host, daemon, "1G")
     host.processes[pid].environment = None
     found = look(host)
-    assert found.as_wished
+    assert found.as_desired
     assert of_pid(found, pid).cannot_tell == "its environment cannot be read"
 
 

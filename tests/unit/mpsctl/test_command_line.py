@@ -66,7 +66,7 @@ def mpsctl(host: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
 
 @pytest.fixture
 def running(host: Host) -> Host:
-    host.wish(DeviceMemoryLimit="4G", ActiveThreadPercentage=50)
+    host.desired(DeviceMemoryLimit="4G", ActiveThreadPercentage=50)
     host.systemd.unit("mps-control@0.service").enabled = True
     host.start()
     return host
@@ -134,19 +134,19 @@ def test_a_command_line_that_is_not_understood_ends_with_2(mpsctl: Shell, words:
 
 
 @pytest.mark.usefixtures("running")
-def test_status_of_a_host_that_is_as_wished(mpsctl: Shell) -> None:
+def test_status_of_a_host_that_is_in_the_desired_state(mpsctl: Shell) -> None:
     assert mpsctl("status") == 0
-    assert "instance 0: as wished; active (running)" in mpsctl.out
-    assert "memory limit of device 0: wished 4096 MiB, the daemon shows 4G" in mpsctl.out
+    assert "instance 0: in the desired state; active (running)" in mpsctl.out
+    assert "memory limit of device 0: desired 4096 MiB, the daemon shows 4G" in mpsctl.out
     assert "clients may connect" in mpsctl.out
-    assert mpsctl.json("status")["instances"]["0"]["as_wished"] is True
+    assert mpsctl.json("status")["instances"]["0"]["as_desired"] is True
 
 
-def test_status_of_a_host_that_is_not_as_wished_ends_with_1(mpsctl: Shell, running: Host) -> None:
+def test_status_of_a_host_that_is_not_in_the_desired_state_ends_with_1(mpsctl: Shell, running: Host) -> None:
     daemon = running.running()
     daemon.start_server(9001, clients=[1]).state = "FAULT"
     assert mpsctl("status", "0") == 1
-    assert "instance 0: NOT AS WISHED" in mpsctl.out
+    assert "instance 0: NOT IN THE DESIRED STATE" in mpsctl.out
     assert "! server 9001 is in state FAULT" in mpsctl.out
     assert "1 client\n" in mpsctl.out
     assert mpsctl.json("status")["instances"]["0"]["findings"]
@@ -205,7 +205,7 @@ def test_version(mpsctl: Shell) -> None:
 
 
 def test_apply_says_what_it_changed(mpsctl: Shell, running: Host) -> None:
-    running.wish(DeviceMemoryLimit="6G", ActiveThreadPercentage=50)
+    running.desired(DeviceMemoryLimit="6G", ActiveThreadPercentage=50)
     pid = running.running().pid
     assert mpsctl("apply", "0", main_pid=pid) == 0
     assert mpsctl.out.splitlines() == [
@@ -216,7 +216,7 @@ def test_apply_says_what_it_changed(mpsctl: Shell, running: Host) -> None:
 
 
 def test_prepare_stop_and_release_answer_in_json(mpsctl: Shell, host: Host) -> None:
-    public = host.wish(DeviceMemoryLimit="4G")
+    public = host.desired(DeviceMemoryLimit="4G")
     prepared = mpsctl.json("prepare", "0")
     assert Path(prepared["pipe_directory"]).parent == public
     assert prepared["devices"] == [uuid(0)]
@@ -251,15 +251,15 @@ def test_a_condition_that_cannot_tell_fails_and_does_not_skip(mpsctl: Shell, mon
 
 
 def request(host: Host, **more: object) -> str:
-    wished = {"format": 1, "files": [], "instances": [{"name": "0", "conf": host.conf("0", DeviceMemoryLimit="4G")}]}
-    return json.dumps({**wished, **more})
+    desired = {"format": 1, "files": [], "instances": [{"name": "0", "conf": host.conf("0", DeviceMemoryLimit="4G")}]}
+    return json.dumps({**desired, **more})
 
 
 def test_reconcile_answers_with_one_object_and_says_the_rest_aside(mpsctl: Shell, host: Host) -> None:
     answer = mpsctl.json("reconcile", stdin=request(host))
     assert answer["program_differs"] is False
     assert answer["changed"] is True
-    assert answer["instances"]["0"]["as_wished"] is True
+    assert answer["instances"]["0"]["as_desired"] is True
     assert mpsctl("reconcile", stdin=request(host)) == 0
     assert len(mpsctl.out.splitlines()) == 1
 
@@ -356,7 +356,7 @@ def test_hints_are_comments_and_change_nothing_else(mpsctl: Shell) -> None:
 
 
 def test_hints_of_an_instance_without_a_limit(mpsctl: Shell, host: Host) -> None:
-    host.wish()
+    host.desired()
     assert mpsctl("env", "0", "--hints") == 0
     assert mpsctl.out.splitlines()[-1].startswith("# no memory limit is managed here")
 
@@ -399,12 +399,12 @@ def test_measure_without_a_gpu_that_answers(mpsctl: Shell, host: Host) -> None:
 
 
 def test_a_refused_value_ends_with_2(mpsctl: Shell, host: Host) -> None:
-    host.wish(DeviceMemoryLimit="20")
+    host.desired(DeviceMemoryLimit="20")
     assert mpsctl("prepare", "0") == 2
 
 
 def test_something_outside_that_is_not_ready_ends_with_3(mpsctl: Shell, host: Host) -> None:
-    host.wish(DriverTimeoutSec=1)
+    host.desired(DriverTimeoutSec=1)
     host.nvml.driver_up = False
     assert mpsctl("prepare", "0") == 3
     assert mpsctl("gpus") == 3
@@ -412,13 +412,13 @@ def test_something_outside_that_is_not_ready_ends_with_3(mpsctl: Shell, host: Ho
 
 
 def test_what_does_not_read_back_ends_with_4(mpsctl: Shell, host: Host) -> None:
-    host.wish(DeviceMemoryLimit="4G")
+    host.desired(DeviceMemoryLimit="4G")
     daemon = host.prepared()
     daemon.deaf_to = "set_"
     assert mpsctl("apply", "0", main_pid=daemon.pid) == 4
     host.nvml.all[0] = h200(0, compute_mode=None)
     host.kill(daemon.pid)
-    host.wish(ComputeMode="exclusive_process")
+    host.desired(ComputeMode="exclusive_process")
     assert mpsctl("prepare", "0") == 4
 
 
@@ -486,7 +486,7 @@ def test_an_answer_can_be_written_in_every_locale(monkeypatch: pytest.MonkeyPatc
     "words", [["env", "7"], ["status", "7"], ["apply", "0"], ["apply", "../0"], ["prepare", "x y"], ["stop", "7"]]
 )
 def test_errors_stand_on_one_line_and_name_the_verb(mpsctl: Shell, host: Host, words: list[str], json_: bool) -> None:
-    host.wish()
+    host.desired()
     code = mpsctl(*words, *(["--json"] if json_ else []))
     assert code in (2, 3)
     assert len(mpsctl.err.splitlines()) == 1
@@ -635,7 +635,7 @@ def test_health_names_what_is_amiss_and_ends_with_1(mpsctl: Shell, running: Host
 
 
 def test_health_says_what_it_did(mpsctl: Shell, running: Host) -> None:
-    running.wish(DeviceMemoryLimit="4G", ActiveThreadPercentage=50, EscapedClients="terminate", EscapeGraceSec=1)
+    running.desired(DeviceMemoryLimit="4G", ActiveThreadPercentage=50, EscapedClients="terminate", EscapeGraceSec=1)
     pid = running.client(variable="1G")
     running.running().start_server(9001, clients=[pid])
     mpsctl("health")

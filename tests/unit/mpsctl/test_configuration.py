@@ -11,13 +11,13 @@ from mpsctl.model.instance import VARIABLES, Instance
 from mpsctl.store import configuration
 
 
-def instance(*gpus: str, **wished: object) -> Instance:
-    return Instance("0", gpus, "/run/mps/0", **wished)  # type: ignore[arg-type]
+def instance(*gpus: str, **desired: object) -> Instance:
+    return Instance("0", gpus, "/run/mps/0", **desired)  # type: ignore[arg-type]
 
 
-def refused(wished: Instance, *others: object) -> BadValue:
+def refused(desired: Instance, *others: object) -> BadValue:
     with pytest.raises(BadValue) as refusal:
-        configuration.resolve(wished, [h200(0), h200(1), split_by_mig(2)])
+        configuration.resolve(desired, [h200(0), h200(1), split_by_mig(2)])
     assert refusal.value.variable == VARIABLES[str(refusal.value.key)]
     return refusal.value
 
@@ -49,9 +49,9 @@ def test_exclusive_process_on_a_mig_device_is_refused() -> None:
     assert refusal.variable == "mps_compute_mode"
 
 
-def test_a_mig_device_without_a_wished_mode_is_fine() -> None:
-    wished = instance(uuid(300, "MIG"))
-    assert configuration.resolve(wished, [split_by_mig(2)])[0].uuid == uuid(300, "MIG")
+def test_a_mig_device_without_a_desired_mode_is_fine() -> None:
+    desired = instance(uuid(300, "MIG"))
+    assert configuration.resolve(desired, [split_by_mig(2)])[0].uuid == uuid(300, "MIG")
 
 
 def test_a_limit_above_the_devices_memory_is_refused() -> None:
@@ -61,7 +61,7 @@ def test_a_limit_above_the_devices_memory_is_refused() -> None:
 
 def test_instances_are_listed_by_number_then_by_name(host: Host) -> None:
     for name in ("10", "2", "infer", "0", "a.b"):
-        host.wish(name)
+        host.desired(name)
     assert configuration.names(host.world) == ["0", "2", "10", "a.b", "infer"]
 
 
@@ -70,20 +70,20 @@ def test_a_host_that_was_never_converged_has_none(host: Host) -> None:
 
 
 def test_a_stray_file_with_an_odd_name_is_listed_and_harms_nothing(host: Host) -> None:
-    host.wish("0")
+    host.desired("0")
     host.places.conf("²").write_text("")
     assert configuration.names(host.world) == ["0", "²"]
 
 
 def test_an_instance_without_a_file_is_refused_with_those_that_have_one(host: Host) -> None:
-    host.wish("0")
-    host.wish("1")
+    host.desired("0")
+    host.desired("1")
     with pytest.raises(BadValue, match="an instance of this host: 0, 1"):
         configuration.load(host.world, "2")
 
 
 def test_a_refused_file_is_named(host: Host) -> None:
-    host.wish("0", DeviceMemoryLimit="20")
+    host.desired("0", DeviceMemoryLimit="20")
     with pytest.raises(BadValue, match=r"etc/mps/0\.conf: '20'") as refusal:
         configuration.load(host.world, "0")
     assert refusal.value.key == "DeviceMemoryLimit"

@@ -43,9 +43,9 @@ def proc(host: Host, monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
 
 @pytest.fixture
 def running(host: Host) -> FakeDaemon:
-    """Instance 0 with a limit of 4 GiB runs as wished, with a server that has no client yet."""
+    """Instance 0 with a limit of 4 GiB runs in the desired state, with a server that has no client yet."""
     host.places.root.chmod(0o755)
-    host.wish(DeviceMemoryLimit="4G", ComputeMode="exclusive_process")
+    host.desired(DeviceMemoryLimit="4G", ComputeMode="exclusive_process")
     host.systemd.unit("mps-control@0.service").enabled = True
     daemon = host.start()
     daemon.start_server(host.process("nvidia-cuda-mps-server", "nvidia-cuda-mps-server", {}, 0, SERVER))
@@ -181,7 +181,7 @@ def test_an_unprivileged_client_before_a_closed_directory(host: Host, running: F
 
 
 def test_a_client_that_is_not_in_the_group(host: Host, running: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    private = pipe.behind_gate(host.pipe_root / "0")
+    private = pipe.behind_door(host.pipe_root / "0")
     assert private is not None
     private.chmod(0o710)
     pid = outsider(host, variables(host), uid=65_534)
@@ -262,7 +262,7 @@ def test_a_process_that_is_not_there_is_refused(host: Host, running: FakeDaemon)
 
 def test_a_limit_changed_by_hand(host: Host, running: FakeDaemon) -> None:
     running.ask(["set_default_device_pinned_mem_limit 0 8G"])
-    assert names(host)[0] == "not-as-wished"
+    assert names(host)[0] == "not-as-desired"
 
 
 def test_a_server_in_fault(host: Host, running: FakeDaemon) -> None:
@@ -337,7 +337,7 @@ def test_a_client_that_shook_off_its_limit(host: Host, running: FakeDaemon) -> N
 
 
 def test_a_percentage_that_leaves_the_rest_idle(host: Host, running: FakeDaemon) -> None:
-    host.wish(DeviceMemoryLimit="4G", ActiveThreadPercentage=33, ComputeMode="exclusive_process")
+    host.desired(DeviceMemoryLimit="4G", ActiveThreadPercentage=33, ComputeMode="exclusive_process")
     host.systemd.act("reload", ["mps-control@0.service"])
     running.servers[SERVER].percentage = 33.0
     join(host, running)
@@ -375,7 +375,7 @@ def test_a_process_of_which_proc_does_not_answer_is_left_behind(
     asked = Question() if of == "host" else Question(pids=[pid])
     answer = consult.consult(host.world, asked, [Check("gate", FAIL, "this", "that", "do so")])
     assert "did not answer within 0.1 s" in answer.understood[0]
-    assert [one.name for one in answer.diagnoses] == (["gate-closed"] if of == "host" else [])
+    assert [one.name for one in answer.diagnoses] == (["front door-closed"] if of == "host" else [])
 
 
 def test_a_stopped_daemon_is_never_asked(host: Host, running: FakeDaemon, proc: dict[int, str]) -> None:
@@ -399,7 +399,7 @@ def test_a_daemon_of_nobody_on_the_same_gpu(host: Host, running: FakeDaemon) -> 
 
 
 def test_a_daemon_of_an_instance_that_is_not_asked_about_is_not_foreign(host: Host, running: FakeDaemon) -> None:
-    host.wish("1", ComputeMode="exclusive_process")
+    host.desired("1", ComputeMode="exclusive_process")
     host.systemd.unit("mps-control@1.service").enabled = True
     host.start("1")
     assert names(host, instances=["0"]) == []
@@ -577,7 +577,7 @@ def test_a_framework_that_reckons_with_the_whole_card(host: Host, running: FakeD
 
 
 def test_a_limit_below_a_context(host: Host) -> None:
-    host.wish(DeviceMemoryLimit="400M")
+    host.desired(DeviceMemoryLimit="400M")
     host.start()
     assert names(host, errors=["2"])[0] == "limit-below-context"
 

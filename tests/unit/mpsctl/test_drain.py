@@ -25,7 +25,7 @@ TIMEOUT_S = 30
 
 @pytest.fixture
 def daemon(host: Host) -> FakeDaemon:
-    host.wish(DeviceMemoryLimit="4G", ComputeMode="exclusive_process")
+    host.desired(DeviceMemoryLimit="4G", ComputeMode="exclusive_process")
     host.systemd.unit(UNIT).enabled = True
     made = host.start()
     made.start_server(SERVER)
@@ -52,7 +52,7 @@ def look(host: Host) -> Status:
 def test_an_instance_without_clients_is_drained_at_once_and_its_daemon_stays(host: Host, daemon: FakeDaemon) -> None:
     found = drained(host)
     assert found.empty
-    assert not host.gate_is_open()
+    assert not host.door_is_open()
     assert host.running() is daemon
     assert daemon.servers
     assert "quit" not in " ".join(daemon.commands)
@@ -64,12 +64,12 @@ def test_nobody_is_taken_for_gone_at_one_look(host: Host, daemon: FakeDaemon) ->
     assert [client.command for _, client in drained(host).left] == ["python3 serve.py"]
 
 
-def test_the_gate_is_closed_before_anybody_is_looked_for(host: Host, daemon: FakeDaemon) -> None:
-    gate: list[bool] = []
-    daemon.before_command = lambda command: gate.append(host.gate_is_open())
+def test_the_door_is_closed_before_anybody_is_looked_for(host: Host, daemon: FakeDaemon) -> None:
+    door: list[bool] = []
+    daemon.before_command = lambda command: door.append(host.door_is_open())
     drained(host)
-    assert gate
-    assert not any(gate)
+    assert door
+    assert not any(door)
 
 
 def test_clients_that_leave_are_waited_for_with_progress(host: Host, daemon: FakeDaemon) -> None:
@@ -91,7 +91,7 @@ def test_clients_that_stay_are_named_and_left_alone_within_the_bound(host: Host,
     assert [(server, client.pid) for server, client in found.left] == [(SERVER, pid)]
     assert not found.empty
     assert (daemon.terminated, host.signals) == ([], [])
-    assert not host.gate_is_open()
+    assert not host.door_is_open()
 
 
 def test_with_terminate_those_that_are_left_are_ended_after_the_wait(host: Host, daemon: FakeDaemon) -> None:
@@ -126,7 +126,7 @@ def test_a_daemon_that_does_not_answer_is_no_drained_one(host: Host, daemon: Fak
     found = drained(host, end_clients=True)
     assert not found.empty
     assert "did not answer" in str(found.unknown)
-    assert not host.gate_is_open()
+    assert not host.door_is_open()
     assert host.signals == []
 
 
@@ -143,15 +143,15 @@ def test_a_daemon_that_ends_meanwhile_has_no_clients(host: Host, daemon: FakeDae
 
 
 def test_an_instance_that_does_not_run_is_drained(host: Host) -> None:
-    host.wish()
+    host.desired()
     assert drained(host).empty
     host.start()
-    assert not host.gate_is_open()
+    assert not host.door_is_open()
 
 
 def test_several_instances_have_one_bound(host: Host) -> None:
     for name in ("0", "1"):
-        host.wish(name)
+        host.desired(name)
         host.start(name).start_server(SERVER, clients=[host.client()])
     begun_s = host.clock.now_s
     instances = [configuration.load(host.world, name) for name in ("0", "1")]
@@ -164,7 +164,7 @@ def test_several_instances_have_one_bound(host: Host) -> None:
 def test_a_run_that_gives_up_leaves_everything_as_it_was(host: Host) -> None:
     before = host.snapshot()
     drain.give_up(host.world, drained(host, of_this_run=True))
-    assert host.gate_is_open()
+    assert host.door_is_open()
     assert host.snapshot().keys() == before.keys()
 
 
@@ -172,7 +172,7 @@ def test_a_run_that_gives_up_leaves_everything_as_it_was(host: Host) -> None:
 def test_a_run_that_gives_up_ends_no_drain_of_an_operator(host: Host) -> None:
     drained(host)
     drain.give_up(host.world, drained(host, of_this_run=True))
-    assert not host.gate_is_open()
+    assert not host.door_is_open()
 
 
 # -- the mark
@@ -205,26 +205,26 @@ def look_after(host: Host) -> None:
 def test_nothing_but_undrain_lets_clients_in_again(host: Host, what: Callable[[Host], None]) -> None:
     drained(host)
     what(host)
-    assert not host.gate_is_open()
+    assert not host.door_is_open()
     assert drains.read(host.world, "0") is not None
     drain.undrain(host.world, "0")
-    assert host.gate_is_open()
+    assert host.door_is_open()
     what(host)
-    assert host.gate_is_open()
+    assert host.door_is_open()
 
 
-def test_a_drain_that_begins_while_the_gate_is_opened_wins(
+def test_a_drain_that_begins_while_the_door_is_opened_wins(
     host: Host, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    open_gate = pipe.open_gate
+    open_door = pipe.open_door
 
     def interrupted(public: Path, private: Path) -> bool:
         drains.mark(host.world, "0")
-        return open_gate(public, private)
+        return open_door(public, private)
 
-    monkeypatch.setattr(pipe, "open_gate", interrupted)
+    monkeypatch.setattr(pipe, "open_door", interrupted)
     apply.apply(host.world, "0", daemon.pid)
-    assert not host.gate_is_open()
+    assert not host.door_is_open()
 
 
 def test_undrain_puts_limits_in_force_before_it_lets_anybody_in(host: Host, daemon: FakeDaemon) -> None:
@@ -236,17 +236,17 @@ def test_undrain_puts_limits_in_force_before_it_lets_anybody_in(host: Host, daem
 
 
 def test_undrain_of_one_that_does_not_run_lets_clients_in_at_its_start(host: Host) -> None:
-    host.wish()
+    host.desired()
     drained(host)
     assert drain.undrain(host.world, "0") == []
     host.start()
-    assert host.gate_is_open()
+    assert host.door_is_open()
 
 
 @pytest.mark.usefixtures("daemon")
 def test_undrain_of_one_that_is_not_drained_changes_nothing(host: Host) -> None:
     assert drain.undrain(host.world, "0") == []
-    assert host.gate_is_open()
+    assert host.door_is_open()
 
 
 @pytest.mark.usefixtures("daemon")
@@ -257,24 +257,24 @@ def test_status_says_since_when_and_names_no_other_fault(host: Host) -> None:
         f"drained since {since}: no new client is let in before `mpsctl undrain 0`",
     ]
     assert found.drained == found.findings[0]
-    assert (found.own_findings, found.as_wished, found.reload_needed) == ([], False, False)
+    assert (found.own_findings, found.as_desired, found.reload_needed) == ([], False, False)
 
 
 def test_a_drained_instance_still_gets_new_limits(host: Host, daemon: FakeDaemon) -> None:
     drained(host)
-    host.wish(DeviceMemoryLimit="6G", ComputeMode="exclusive_process")
+    host.desired(DeviceMemoryLimit="6G", ComputeMode="exclusive_process")
     assert look(host).reload_needed
     reload(host)
     assert daemon.limits["0"] == 6 << 30
-    assert not host.gate_is_open()
+    assert not host.door_is_open()
 
 
-def test_a_drained_instance_whose_gate_was_opened_by_hand_is_closed_again(host: Host, daemon: FakeDaemon) -> None:
+def test_a_drained_instance_whose_door_was_opened_by_hand_is_closed_again(host: Host, daemon: FakeDaemon) -> None:
     drained(host)
-    pipe.open_gate(host.pipe_root / "0", next(path for path, one in host.daemons.items() if one is daemon))
+    pipe.open_door(host.pipe_root / "0", next(path for path, one in host.daemons.items() if one is daemon))
     assert look(host).reload_needed
     reload(host)
-    assert not host.gate_is_open()
+    assert not host.door_is_open()
 
 
 @pytest.mark.usefixtures("daemon")
@@ -285,11 +285,11 @@ def test_a_drain_is_no_alarm(host: Host) -> None:
 
 @pytest.mark.usefixtures("daemon")
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"until": 7}'])
-def test_a_mark_that_cannot_be_read_keeps_the_gate_closed(host: Host, text: str) -> None:
+def test_a_mark_that_cannot_be_read_keeps_the_door_closed(host: Host, text: str) -> None:
     drained(host)
     (host.places.runtime("0") / "drained.json").write_text(text)
     reload(host)
-    assert not host.gate_is_open()
+    assert not host.door_is_open()
     assert "drained since an unknown time" in look(host).findings[0]
 
 
@@ -305,12 +305,12 @@ def this_run(host: Host) -> None:
 def test_the_mark_of_a_run_holds_while_it_lives_and_is_void_after(host: Host) -> None:
     drained(host, of_this_run=True)
     reload(host)
-    assert not host.gate_is_open()
+    assert not host.door_is_open()
     assert f"while pid {os.getpid()} waits" in look(host).findings[0]
     host.kill(os.getpid())
     assert look(host).reload_needed
     reload(host)
-    assert host.gate_is_open()
+    assert host.door_is_open()
 
 
 @pytest.mark.usefixtures("daemon", "this_run")
@@ -341,7 +341,7 @@ def test_a_run_that_is_interrupted_closes_nothing_for_good_and_an_operator_does(
     monkeypatch.setattr(host.clock, "sleep", interrupted)
     with pytest.raises(type(what)):
         drained(host, of_this_run=of_this_run)
-    assert host.gate_is_open() == of_this_run
+    assert host.door_is_open() == of_this_run
     assert (drains.read(host.world, "0") is None) == of_this_run
 
 
@@ -397,7 +397,7 @@ def test_a_bad_bound_is_refused_and_nothing_is_closed(
 ) -> None:
     assert verb(host, monkeypatch, "drain", "0", f"--timeout={timeout}") == 2
     assert "found --timeout" in capsys.readouterr().err
-    assert host.gate_is_open()
+    assert host.door_is_open()
 
 
 def test_the_verb_waits_as_long_as_a_run_where_nothing_else_is_said(
@@ -412,16 +412,16 @@ def test_the_verb_waits_as_long_as_a_run_where_nothing_else_is_said(
 def test_without_a_name_all_instances_are_drained_and_opened_again(
     host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    host.wish("1")
+    host.desired("1")
     host.start("1")
     assert verb(host, monkeypatch, "drain", "--json") == 0
     assert list(json.loads(capsys.readouterr().out)["instances"]) == ["0", "1"]
-    assert [host.gate_is_open(name) for name in ("0", "1")] == [False, False]
+    assert [host.door_is_open(name) for name in ("0", "1")] == [False, False]
     assert verb(host, monkeypatch, "undrain", "1", "--json") == 0
     assert json.loads(capsys.readouterr().out)["was_drained"] == ["1"]
     assert verb(host, monkeypatch, "undrain", "--json") == 0
     assert json.loads(capsys.readouterr().out)["was_drained"] == ["0"]
-    assert [host.gate_is_open(name) for name in ("0", "1")] == [True, True]
+    assert [host.door_is_open(name) for name in ("0", "1")] == [True, True]
 
 
 @pytest.mark.usefixtures("daemon")
@@ -430,7 +430,7 @@ def test_an_unknown_instance_is_refused_before_anything_is_done(
     host: Host, monkeypatch: pytest.MonkeyPatch, word: str
 ) -> None:
     assert verb(host, monkeypatch, word, "0", "7") == 2
-    assert host.gate_is_open()
+    assert host.door_is_open()
     assert drains.read(host.world, "0") is None
 
 

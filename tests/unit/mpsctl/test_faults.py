@@ -78,7 +78,7 @@ def test_server_in_fault(host: Host) -> None:
     Heals: by itself, when they have ended; on Hopper with driver 580 the server was ACTIVE again within 0.3 s
     Tried: a daemon that reports the state
     """
-    host.wish(DeviceMemoryLimit="4G")
+    host.desired(DeviceMemoryLimit="4G")
     host.systemd.unit("mps-control@0.service").enabled = True
     host.start().start_server(9001).state = "FAULT"
     (found,) = health.health(host.world)

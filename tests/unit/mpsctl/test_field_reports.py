@@ -119,7 +119,7 @@ SERVER = 9001
 def begin(host: Host, **values: object) -> FakeDaemon:
     """Instance 0, with a server of root."""
     values.setdefault("DeviceMemoryLimit", "4G")
-    host.wish("0", **values)
+    host.desired("0", **values)
     host.systemd.unit("mps-control@0.service").enabled = True
     daemon = host.start()
     daemon.start_server(host.process("nvidia-cuda-mps-server", "nvidia-cuda-mps-server", {}, 0, SERVER))
@@ -189,7 +189,7 @@ def test_a_limit_in_bytes_or_of_another_form_is_refused(text: str) -> None:
 )
 def test_the_limit_variable_has_one_form_which_holds(limits: dict[Any, int], text: str) -> None:
     assert client_variable.render(limits) == text
-    assert client_variable.escape({client_variable.VARIABLE: text}, [uuid(0), uuid(1)]) is None
+    assert client_variable.limit_bypass({client_variable.VARIABLE: text}, [uuid(0), uuid(1)]) is None
 
 
 @report("B04")
@@ -225,7 +225,7 @@ def test_a_limit_that_reads_back_as_nothing(name: str) -> None:
 @report("B07")
 @pytest.mark.parametrize("index", [0, 1, 3])
 def test_a_daemon_is_given_uuids_and_its_limits_go_by_its_own_ordinals(host: Host, index: int) -> None:
-    host.wish(str(index), DeviceMemoryLimit="8G")
+    host.desired(str(index), DeviceMemoryLimit="8G")
     daemon = host.start(str(index))
     assert (procfs.environment(daemon.pid) or {})["CUDA_VISIBLE_DEVICES"] == uuid(index)
     assert set(daemon.limits) == {"0"}
@@ -286,7 +286,7 @@ def test_utilisation_proves_no_percentage(text: str) -> None:
 def test_a_percentage_that_is_not_in_force(host: Host) -> None:
     daemon = begin(host, ActiveThreadPercentage=50)
     daemon.percentage = 100.0
-    assert on_host(host) == {"not-as-wished"}
+    assert on_host(host) == {"not-as-desired"}
 
 
 # -- daemons
@@ -373,12 +373,12 @@ def test_a_user_that_waits_behind_another(owner: int, other: int) -> None:
 @pytest.mark.parametrize(("capability", "refused"), [((6, 1), True), ((6, 0), True), ((7, 0), False), ((9, 0), False)])
 def test_several_users_on_an_old_gpu_are_refused(capability: tuple[int, int], refused: bool) -> None:
     gpus = [h200(0, compute_capability=capability)]
-    wished = Instance("0", ("0",), "/run/nvidia-mps/0", multi_user=True)
+    desired = Instance("0", ("0",), "/run/nvidia-mps/0", multi_user=True)
     if not refused:
-        assert configuration.resolve(wished, gpus)
+        assert configuration.resolve(desired, gpus)
         return
     with pytest.raises(BadValue, match="Volta"):
-        configuration.resolve(wished, gpus)
+        configuration.resolve(desired, gpus)
 
 
 @report("B22")
@@ -560,8 +560,8 @@ def test_a_directory_of_tmp_in_a_container() -> None:
 @report("B44")
 def test_a_change_that_never_reached_the_daemon(host: Host) -> None:
     begin(host)
-    host.wish(DeviceMemoryLimit="6G")
-    assert on_host(host) == {"not-as-wished"}
+    host.desired(DeviceMemoryLimit="6G")
+    assert on_host(host) == {"not-as-desired"}
 
 
 # -- GPUs

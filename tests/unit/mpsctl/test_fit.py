@@ -344,7 +344,7 @@ def test_pre_volta_takes_16_clients(host: Host) -> None:
     assert "at most 16" in str(answer(host, True, ExpectedClients=17).refused)
 
 
-def test_nothing_is_read_where_nothing_is_wished(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_read_where_nothing_is_desired(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: object) -> object:
         raise AssertionError
 

@@ -1,4 +1,4 @@
-"""health: every active instance is looked at in bounded time, and escaped clients are ended where that is wished."""
+"""health: every active instance is looked at in bounded time, and clients without their limit are ended where that is desired."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GRACE_S = 30
 
 
 def begin(host: Host, name: str = "0", **values: object) -> FakeDaemon:
-    host.wish(name, DeviceMemoryLimit="4G", **values)
+    host.desired(name, DeviceMemoryLimit="4G", **values)
     host.systemd.unit(f"mps-control@{name}.service").enabled = True
     daemon = host.start(name)
     daemon.start_server(SERVER)
@@ -54,13 +54,13 @@ def test_a_host_without_instances_is_well(host: Host) -> None:
 
 def test_only_active_instances_are_looked_at(host: Host) -> None:
     begin(host)
-    host.wish("1")
+    host.desired("1")
     assert [one.instance for one in health.health(host.world)] == ["0"]
 
 
 def test_a_refused_file_is_told_beside_the_others(host: Host) -> None:
     begin(host)
-    host.wish("1", DeviceMemoryLimit="20")
+    host.desired("1", DeviceMemoryLimit="20")
     assert [(one.instance, one.well) for one in health.health(host.world)] == [("0", True), ("1", False)]
 
 
@@ -118,7 +118,7 @@ def test_many_daemons_that_do_not_answer_have_one_bound_together(host: Host) -> 
 # -- what becomes of it
 
 
-def silent(host: Host, how: str, **values: object) -> FakeDaemon:
+def unresponsive(host: Host, how: str, **values: object) -> FakeDaemon:
     """A daemon that answers nothing: stopped by a signal, frozen, or without its socket."""
     daemon = begin(host, "0", **values)
     if how == "stopped":
@@ -134,8 +134,8 @@ KILL = "kill mps-control@0.service"
 
 
 @pytest.mark.parametrize("how", ["stopped", "frozen", "without its socket"])
-def test_by_default_a_silent_daemon_is_named_at_every_look_and_left_alone(host: Host, how: str) -> None:
-    silent(host, how)
+def test_by_default_a_unresponsive_daemon_is_named_at_every_look_and_left_alone(host: Host, how: str) -> None:
+    unresponsive(host, how)
     for _ in range(4):
         found = look(host)
         assert (len(found.findings), found.actions) == (1, [])
@@ -143,14 +143,14 @@ def test_by_default_a_silent_daemon_is_named_at_every_look_and_left_alone(host: 
 
 
 def test_a_stopped_daemon_is_named_as_such_and_nobody_waits_for_it(host: Host) -> None:
-    daemon = silent(host, "stopped")
+    daemon = unresponsive(host, "stopped")
     daemon.before_command = lambda command: pytest.fail("it was asked")
     assert f"`kill -CONT {daemon.pid}`" in look(host).findings[0]
 
 
 @pytest.mark.parametrize("how", ["stopped", "frozen", "without its socket"])
-def test_where_it_is_wished_a_daemon_silent_at_two_looks_in_a_row_is_ended(host: Host, how: str) -> None:
-    daemon = silent(host, how, UnresponsiveDaemon="restart")
+def test_where_it_is_desired_a_daemon_unresponsive_at_two_looks_in_a_row_is_ended(host: Host, how: str) -> None:
+    daemon = unresponsive(host, how, UnresponsiveDaemon="restart")
     begin(host, "1", UnresponsiveDaemon="restart")
     assert "will be ended at the next look" in look(host).actions[0]
     assert host.systemd.acts == []
@@ -161,7 +161,7 @@ def test_where_it_is_wished_a_daemon_silent_at_two_looks_in_a_row_is_ended(host:
 
 
 def test_a_daemon_that_answers_in_between_begins_anew(host: Host) -> None:
-    daemon = silent(host, "frozen", UnresponsiveDaemon="restart")
+    daemon = unresponsive(host, "frozen", UnresponsiveDaemon="restart")
     for _ in range(3):
         daemon.not_served = True
         look(host)
@@ -171,7 +171,7 @@ def test_a_daemon_that_answers_in_between_begins_anew(host: Host) -> None:
 
 
 def test_another_process_begins_anew(host: Host) -> None:
-    daemon = silent(host, "stopped", UnresponsiveDaemon="restart")
+    daemon = unresponsive(host, "stopped", UnresponsiveDaemon="restart")
     look(host)
     host.kill(daemon.pid)
     host.processes[host.start().pid].state = "T"
@@ -180,7 +180,7 @@ def test_another_process_begins_anew(host: Host) -> None:
 
 
 def test_a_daemon_whose_session_somebody_holds_is_never_ended(host: Host) -> None:
-    silent(host, "frozen", UnresponsiveDaemon="restart")
+    unresponsive(host, "frozen", UnresponsiveDaemon="restart")
     host.process("nvidia-cuda-mps-control", "nvidia-cuda-mps-control", {})
     for _ in range(4):
         assert look(host).actions == []
@@ -205,7 +205,7 @@ def test_a_gpu_that_is_gone_ends_no_daemon(host: Host) -> None:
 
 
 def test_a_daemon_that_cannot_be_ended_is_told_and_tried_again(host: Host) -> None:
-    silent(host, "stopped", UnresponsiveDaemon="restart")
+    unresponsive(host, "stopped", UnresponsiveDaemon="restart")
     look(host)
     host.systemd.fails["kill"] = "Access denied"
     assert "could not be ended: Access denied" in look(host).findings[-1]
@@ -213,8 +213,8 @@ def test_a_daemon_that_cannot_be_ended_is_told_and_tried_again(host: Host) -> No
     assert "was ended with SIGKILL" in look(host).actions[0]
 
 
-def test_the_memory_of_a_silent_daemon_is_gone_after_a_real_stop(host: Host) -> None:
-    daemon = silent(host, "frozen")
+def test_the_memory_of_a_unresponsive_daemon_is_gone_after_a_real_stop(host: Host) -> None:
+    daemon = unresponsive(host, "frozen")
     look(host)
     assert (host.places.runtime("0") / "silent.json").exists()
     daemon.not_served = False
@@ -247,11 +247,11 @@ def test_another_daemon_on_a_gpu_of_ours_is_named(host: Host, environment: dict[
         assert "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps " in lines[0]
 
 
-# -- escapes
+# -- limit bypasses
 
 
 @pytest.mark.parametrize("variable", ["0=1G,1=1G", "1=1G", "1G"])
-def test_by_default_an_escaped_client_is_named_and_left_alone(host: Host, variable: str) -> None:
+def test_by_default_an_client_without_its_limit_is_named_and_left_alone(host: Host, variable: str) -> None:
     daemon = begin(host)
     pid = join(host, daemon, variable)
     for _ in range(3):
@@ -261,7 +261,7 @@ def test_by_default_an_escaped_client_is_named_and_left_alone(host: Host, variab
     assert (daemon.terminated, found.actions) == ([], [])
 
 
-def test_an_escaped_client_is_ended_after_its_grace_time_and_no_other(host: Host, strict: FakeDaemon) -> None:
+def test_an_client_without_its_limit_is_ended_after_its_grace_time_and_no_other(host: Host, strict: FakeDaemon) -> None:
     others = [join(host, strict), join(host, strict, "0=1G")]
     pid = join(host, strict, "1G")
     first = look(host)
@@ -274,7 +274,7 @@ def test_an_escaped_client_is_ended_after_its_grace_time_and_no_other(host: Host
     last = look(host)
     assert strict.terminated == [pid]
     assert f"`terminate_client {SERVER} {pid}`" in last.actions[0]
-    assert not last.well, "it was found escaped"
+    assert not last.well, "it was found without its limit"
     assert strict.servers[SERVER].clients == others
     assert look(host) == Health("0")
     assert pid in host.processes, "no signal goes to a process"
@@ -283,7 +283,7 @@ def test_an_escaped_client_is_ended_after_its_grace_time_and_no_other(host: Host
 def test_a_client_that_mends_itself_is_forgotten(host: Host, strict: FakeDaemon) -> None:
     pid = join(host, strict, "1G")
     look(host)
-    remembered = host.places.runtime("0") / "escapes.json"
+    remembered = host.places.runtime("0") / "limit bypasses.json"
     assert json.loads(remembered.read_text())[0]["pid"] == pid
     strict.leave(SERVER, pid)
     assert look(host).well
@@ -301,13 +301,13 @@ def test_a_process_id_used_again_has_its_own_grace_time(host: Host, strict: Fake
 
 
 def test_a_client_without_a_limit_by_no_fault_of_its_own_is_never_ended(host: Host) -> None:
-    """It connected before any limit was wished."""
-    host.wish(EscapedClients="terminate", EscapeGraceSec=1)
+    """It connected before any limit was desired."""
+    host.desired(EscapedClients="terminate", EscapeGraceSec=1)
     host.systemd.unit("mps-control@0.service").enabled = True
     daemon = host.start()
     daemon.start_server(SERVER)
     join(host, daemon)
-    host.wish(DeviceMemoryLimit="4G", EscapedClients="terminate", EscapeGraceSec=1)
+    host.desired(DeviceMemoryLimit="4G", EscapedClients="terminate", EscapeGraceSec=1)
     host.systemd.act("reload", ["mps-control@0.service"])
     for _ in range(3):
         found = look(host)
@@ -318,7 +318,7 @@ def test_a_client_without_a_limit_by_no_fault_of_its_own_is_never_ended(host: Ho
 
 def test_a_client_with_an_older_limit_is_never_ended(host: Host, strict: FakeDaemon) -> None:
     join(host, strict)
-    host.wish(DeviceMemoryLimit="2G", EscapedClients="terminate", EscapeGraceSec=1)
+    host.desired(DeviceMemoryLimit="2G", EscapedClients="terminate", EscapeGraceSec=1)
     host.systemd.act("reload", ["mps-control@0.service"])
     for _ in range(3):
         assert look(host).well
@@ -366,12 +366,12 @@ def test_what_is_remembered_is_gone_after_a_real_stop(host: Host, strict: FakeDa
     join(host, strict, "1G")
     look(host)
     host.stop()
-    assert not (host.places.runtime("0") / "escapes.json").exists()
+    assert not (host.places.runtime("0") / "limit bypasses.json").exists()
 
 
 def test_a_damaged_memory_begins_anew(host: Host, strict: FakeDaemon) -> None:
     join(host, strict, "1G")
-    (host.places.runtime("0") / "escapes.json").write_text('[{"pid": 1')
+    (host.places.runtime("0") / "limit bypasses.json").write_text('[{"pid": 1')
     assert "will be ended" in look(host).actions[0]
 
 
@@ -388,7 +388,7 @@ def test_a_damaged_memory_begins_anew(host: Host, strict: FakeDaemon) -> None:
 )
 def test_the_policy_stands_in_the_instances_file(host: Host, lines: str, policy: str, grace_s: int) -> None:
     instance = parse_conf(f"[Instance]\nGPUs=0\nPipeDirectory=/run/nvidia-mps/0\n[Clients]\n{lines}\n", "0")
-    assert (instance.escaped_clients, instance.escape_grace_s) == (policy, grace_s)
+    assert (instance.limit_bypass, instance.limit_bypass_grace_s) == (policy, grace_s)
 
 
 @pytest.mark.parametrize(
@@ -405,13 +405,13 @@ def test_another_policy_is_refused_by_name(line: str, variable: str) -> None:
 @pytest.mark.parametrize(
     ("line", "policy"), [("", "report")] + [(f"UnresponsiveDaemon={p}", p) for p in ("report", "restart")]
 )
-def test_the_policy_for_a_silent_daemon_stands_in_the_instances_file(line: str, policy: str) -> None:
+def test_the_policy_for_a_unresponsive_daemon_stands_in_the_instances_file(line: str, policy: str) -> None:
     instance = parse_conf(f"[Instance]\nGPUs=0\nPipeDirectory=/run/nvidia-mps/0\n[Daemon]\n{line}\n", "0")
     assert instance.unresponsive_daemon == policy
 
 
 @pytest.mark.parametrize("value", ["terminate", "", "Restart", "yes"])
-def test_another_policy_for_a_silent_daemon_is_refused(value: str) -> None:
+def test_another_policy_for_a_unresponsive_daemon_is_refused(value: str) -> None:
     with pytest.raises(BadValue, match="report or restart"):
         parse_conf(f"[Instance]\nGPUs=0\nPipeDirectory=/run/nvidia-mps/0\n[Daemon]\nUnresponsiveDaemon={value}\n", "0")
 

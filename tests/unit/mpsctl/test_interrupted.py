@@ -1,4 +1,4 @@
-"""Runs that are cut off at any step: nothing is half-written, nothing goes unnoticed, the next run makes it whole."""
+"""Runs that are interrupted at any step: nothing is half-written, nothing goes unnoticed, the next run makes it whole."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def conf(host: Host, name: str, **values: object) -> str:
     return host.conf(name, {"ComputeMode": EXCLUSIVE_PROCESS, "DeviceMemoryLimit": "4G", **values})
 
 
-def wish(host: Host, confs: dict[str, str], unit: str = "") -> Request:
+def desired(host: Host, confs: dict[str, str], unit: str = "") -> Request:
     path = host.places.units / "mps-control@.service"
     return Request.from_json(
         {
@@ -52,14 +52,14 @@ def run(host: Host, request: Request, check: bool = False) -> Answer:
     return reconcile.reconcile(host.world, request, check, program)
 
 
-WISHES: dict[str, Callable[[Host], Request]] = {
-    "first": lambda host: wish(host, {name: conf(host, name) for name in "01"}),
-    "limits": lambda host: wish(host, {name: conf(host, name, DeviceMemoryLimit="6G") for name in "01"}),
-    "same getter": lambda host: wish(host, {name: conf(host, name, DeviceMemoryLimit="4100M") for name in "01"}),
-    "another GPU": lambda host: wish(host, {"0": conf(host, "0", GPUs=2), "1": conf(host, "1")}),
-    "one less": lambda host: wish(host, {"1": conf(host, "1")}),
-    "one more": lambda host: wish(host, {name: conf(host, name) for name in "012"}),
-    "another unit": lambda host: wish(host, {name: conf(host, name) for name in "01"}, "Nice=1\n"),
+DESIRED: dict[str, Callable[[Host], Request]] = {
+    "first": lambda host: desired(host, {name: conf(host, name) for name in "01"}),
+    "limits": lambda host: desired(host, {name: conf(host, name, DeviceMemoryLimit="6G") for name in "01"}),
+    "same getter": lambda host: desired(host, {name: conf(host, name, DeviceMemoryLimit="4100M") for name in "01"}),
+    "another GPU": lambda host: desired(host, {"0": conf(host, "0", GPUs=2), "1": conf(host, "1")}),
+    "one less": lambda host: desired(host, {"1": conf(host, "1")}),
+    "one more": lambda host: desired(host, {name: conf(host, name) for name in "012"}),
+    "another unit": lambda host: desired(host, {name: conf(host, name) for name in "01"}, "Nice=1\n"),
     "removed": lambda host: Request((), (), remove=True),
 }
 
@@ -106,33 +106,33 @@ def _devices(host: Host, pid: int) -> Sequence[str]:
     return environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
 
 
-@pytest.mark.parametrize("wished", WISHES)
-def test_a_run_that_is_cut_off_before_any_of_its_steps_is_made_whole_by_the_next(
-    host: Host, monkeypatch: pytest.MonkeyPatch, wished: str
+@pytest.mark.parametrize("desired", DESIRED)
+def test_a_run_that_is_interrupted_before_any_of_its_steps_is_made_whole_by_the_next(
+    host: Host, monkeypatch: pytest.MonkeyPatch, desired: str
 ) -> None:
     for steps in range(200):
-        assert run(host, WISHES["first"](host)).error is None
+        assert run(host, DESIRED["first"](host)).error is None
         with monkeypatch.context() as patch:
             cut(patch, host, steps)
-            cut_off = True
+            partial_files = True
             with suppress(Killed):
-                run(host, WISHES[wished](host))
-                cut_off = False
+                run(host, DESIRED[desired](host))
+                partial_files = False
         assert unnoticed(host) == [], steps
         os.close(locks.take(host.places.turn, 0))
-        assert run(host, WISHES[wished](host)).error is None, steps
-        _assert_as(host, wished)
-        assert not run(host, WISHES[wished](host), check=True).changed, steps
-        if not cut_off:
+        assert run(host, DESIRED[desired](host)).error is None, steps
+        _assert_as(host, desired)
+        assert not run(host, DESIRED[desired](host), check=True).changed, steps
+        if not partial_files:
             return
     pytest.fail("it never came to its end")
 
 
-def _assert_as(host: Host, wished: str) -> None:
+def _assert_as(host: Host, desired: str) -> None:
     modes = [gpu.compute_mode == EXCLUSIVE_PROCESS for gpu in host.nvml.all]
-    expected = {"another GPU": [1, 2], "one less": [1], "one more": [0, 1, 2], "removed": []}.get(wished, [0, 1])
+    expected = {"another GPU": [1, 2], "one less": [1], "one more": [0, 1, 2], "removed": []}.get(desired, [0, 1])
     assert modes == [index in expected for index in range(4)]
-    if wished == "removed":
+    if desired == "removed":
         assert not (host.places.root / "run/mps-fleet").exists()
         assert not host.places.program.exists()
         return
@@ -142,10 +142,10 @@ def _assert_as(host: Host, wished: str) -> None:
 
 
 def test_a_gpu_that_no_instance_has_any_more_is_told_and_its_mode_brought_back(host: Host) -> None:
-    request = WISHES["another GPU"](host)
-    run(host, WISHES["first"](host))
+    request = DESIRED["another GPU"](host)
+    run(host, DESIRED["first"](host))
     run(host, request)
-    # As a run leaves it that is cut off between the restart and the GPU that was freed by it.
+    # As a run leaves it that is interrupted between the restart and the GPU that was freed by it.
     saved_compute_modes.record(host.world, host.nvml.gpu(0))
     host.nvml.set_compute_mode(host.nvml.gpu(0), EXCLUSIVE_PROCESS)
     (line,) = status.left_behind(host.world, status.status_of_all(host.world, ["0", "1"]))
@@ -157,11 +157,11 @@ def test_a_gpu_that_no_instance_has_any_more_is_told_and_its_mode_brought_back(h
 
 
 def test_a_mode_that_somebody_sets_on_a_gpu_that_is_ours_no_longer_is_left(host: Host) -> None:
-    run(host, WISHES["first"](host))
-    run(host, WISHES["one less"](host))
+    run(host, DESIRED["first"](host))
+    run(host, DESIRED["one less"](host))
     assert host.nvml.gpu(0).compute_mode == DEFAULT
     host.nvml.set_compute_mode(host.nvml.gpu(0), EXCLUSIVE_PROCESS)
-    assert not run(host, WISHES["one less"](host)).changed
+    assert not run(host, DESIRED["one less"](host)).changed
     assert host.nvml.gpu(0).compute_mode == EXCLUSIVE_PROCESS
 
 
@@ -173,8 +173,8 @@ def test_a_mode_that_somebody_sets_on_a_gpu_that_is_ours_no_longer_is_left(host:
 def test_an_instance_that_is_being_reloaded_is_reloaded_again_and_not_taken_for_stopped(
     host: Host, limit: str, atomic: bool
 ) -> None:
-    """What that reload read of the file cannot be told, even where the limits are as wished just now."""
-    run(host, WISHES["first"](host))
+    """What that reload read of the file cannot be told, even where the limits are in the desired state just now."""
+    run(host, DESIRED["first"](host))
     unit = host.systemd.unit("mps-control@0.service")
     unit.active_state, unit.sub_state = "reloading", "reload"
     really = host.systemd.carry_out
@@ -186,8 +186,8 @@ def test_an_instance_that_is_being_reloaded_is_reloaded_again_and_not_taken_for_
 
     host.systemd.carry_out = carry_out
     host.systemd.acts.clear()
-    wished = wish(host, {"0": conf(host, "0", DeviceMemoryLimit=limit), "1": conf(host, "1")})
-    answer = run(host, Request(wished.files, wished.instances, atomic=atomic))
+    made = desired(host, {"0": conf(host, "0", DeviceMemoryLimit=limit), "1": conf(host, "1")})
+    answer = run(host, Request(made.files, made.instances, atomic=atomic))
     assert (answer.error, answer.refused) == (None, None)
     assert host.systemd.acts == ["reload mps-control@0.service"]
     known = record.read(host.world, "0")
@@ -257,7 +257,7 @@ def test_what_another_process_is_writing_is_left_to_it(root: Path) -> None:
 def test_a_process_that_has_the_number_of_a_dead_writer_keeps_no_half(root: Path) -> None:
     left = root / f".0.conf.{os.getppid()}.new"
     left.write_text("half")
-    assert files.cut_off(root) == [left]
+    assert files.partial_files(root) == [left]
 
 
 def ours(host: Host) -> list[Path]:
@@ -276,7 +276,7 @@ def ours(host: Host) -> list[Path]:
 @pytest.mark.parametrize("number", range(7))
 @pytest.mark.parametrize("removing", [False, True])
 def test_halves_of_our_files_are_told_and_removed_and_nothing_else_is(host: Host, number: int, removing: bool) -> None:
-    run(host, WISHES["first"](host))
+    run(host, DESIRED["first"](host))
     path = ours(host)[number]
     path.parent.mkdir(parents=True, exist_ok=True)
     left = path.with_name(f".{path.name}.{DEAD_PID}.new")
@@ -290,11 +290,11 @@ def test_halves_of_our_files_are_told_and_removed_and_nothing_else_is(host: Host
     ]
     for other in others:
         other.write_text("somebody else's")
-    request = WISHES["removed" if removing else "first"](host)
+    request = DESIRED["removed" if removing else "first"](host)
     told = run(host, request, check=True)
     assert left.exists()
     if not removing:
-        assert told.actions == [f"remove {left}: a run was cut off"]
+        assert told.actions == [f"remove {left}: a run was interrupted"]
     assert run(host, request).error is None
     assert not left.exists()
     assert [other.read_text() for other in others] == ["somebody else's"] * len(others)

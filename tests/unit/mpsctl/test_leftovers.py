@@ -21,7 +21,7 @@ CONTAINER = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 
 @pytest.fixture
 def daemon(host: Host) -> FakeDaemon:
-    host.wish(DeviceMemoryLimit="4G")
+    host.desired(DeviceMemoryLimit="4G")
     host.systemd.unit("mps-control@0.service").enabled = True
     made = host.start()
     made.start_server(SERVER)
@@ -55,7 +55,7 @@ def test_each_client_is_listed_with_all_that_is_known_of_it(host: Host, daemon: 
     host.clock.pass_by(3700)
     (one,) = look(host).connected["0"]
     found = one.as_json()
-    wished = {
+    desired = {
         "pid": pid,
         "uid": 1000,
         "command": "python3 serve.py",
@@ -67,7 +67,7 @@ def test_each_client_is_listed_with_all_that_is_known_of_it(host: Host, daemon: 
         "state": "S",
         "left_over": None,
     }
-    assert {key: found[key] for key in wished} == wished
+    assert {key: found[key] for key in desired} == desired
 
 
 def test_a_host_that_is_well_has_nothing_left_over(host: Host, daemon: FakeDaemon) -> None:

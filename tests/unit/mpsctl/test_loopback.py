@@ -19,7 +19,7 @@ from typing import Any, Callable, Optional
 
 import pytest
 
-from fakes import Host, Lent, h200, uuid
+from fakes import Host, Temporary, h200, uuid
 from mpsctl.adapters import child_process, files, rank
 from mpsctl.adapters.stop_request import Stop
 from mpsctl.cli import loopback as verb
@@ -128,16 +128,16 @@ def tried(
     progress: Optional[Callable[[str, Report], None]] = None,
     stop: Optional[Stop] = None,
     **wanted: Any,
-) -> tuple[Report, Lent]:
-    lent = Lent(host)
+) -> tuple[Report, Temporary]:
+    temporary = Temporary(host)
     inherited = {**ranks.environment(), **wanted.pop("inherited", {})}
     request = Request(
         **{"python": str(ranks.python), "steps": STEPS, "rounds": 1, "timeout_s": 2.0, "gpu": "0", **wanted},
         inherited=inherited,
     )
     loopback.refuse(request)
-    world = replace(host.world, lent_daemon=lent.daemon)
-    return loopback.loopback(world, request, stop or Stop(), progress or (lambda line, report: None)), lent
+    world = replace(host.world, temporary_daemon=temporary.daemon)
+    return loopback.loopback(world, request, stop or Stop(), progress or (lambda line, report: None)), temporary
 
 
 def held(report: Report) -> dict[tuple[str, str], list[bool]]:
@@ -153,15 +153,15 @@ def held(report: Report) -> dict[tuple[str, str], list[bool]]:
 def test_both_sides_are_measured_in_alternating_order_with_half_of_the_memory(host: Host, ranks: Ranks) -> None:
     job = {"RANK": "7", "MASTER_ADDR": "elsewhere", "NCCL_COMM_ID": "elsewhere:1"}
     inherited = {**job, "OWN": "kept", "CUDA_MPS_PIPE_DIRECTORY": "/elsewhere"}
-    report, lent = tried(host, ranks, rounds=2, inherited=inherited)
+    report, temporary = tried(host, ranks, rounds=2, inherited=inherited)
     half_mib = 143_771 // 2
     assert [(run.side, run.round, run.problem) for run in report.runs] == [
         (SLICED, 1, None), (MPS, 1, None), (MPS, 2, None), (SLICED, 2, None),
     ]  # fmt: skip
     assert {run.may_take_mib for run in report.runs} == {(1437, 1437)}
     assert report.half_mib == half_mib
-    [(directory, devices)] = lent.given
-    assert (devices, lent.ended, directory.exists()) == ((uuid(0),), 1, False)
+    [(directory, devices)] = temporary.given
+    assert (devices, temporary.ended, directory.exists()) == ((uuid(0),), 1, False)
     assert directory.name.startswith("loopback-")
     assert host.daemons[directory].setters == [f"set_default_device_pinned_mem_limit 0 {half_mib}M"]
     for one in ranks.started():
@@ -180,11 +180,11 @@ def test_both_sides_are_measured_in_alternating_order_with_half_of_the_memory(ho
 
 
 def test_through_an_instance_half_of_its_limit_is_given_and_no_daemon_started(host: Host, ranks: Ranks) -> None:
-    public = host.wish(DeviceMemoryLimit="4G")
+    public = host.desired(DeviceMemoryLimit="4G")
     host.start()
     before = list(host.running().setters)
-    report, lent = tried(host, ranks, gpu=None, instance="0")
-    assert (lent.given, host.running().setters, report.served_by) == ([], before, "instance 0")
+    report, temporary = tried(host, ranks, gpu=None, instance="0")
+    assert (temporary.given, host.running().setters, report.served_by) == ([], before, "instance 0")
     assert report.half_mib == 2048
     shared = [one["environment"] for one in ranks.started() if one["wanted"]["memory_fraction"] is None]
     assert {one["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] for one in shared} == {"0=2048M"}
@@ -201,7 +201,7 @@ def test_ranks_come_as_the_user_and_group_that_the_instance_serves(
             file.write(f"{uid} {gid}\n")
 
     monkeypatch.setattr(child_process, "become", become)
-    host.wish(ServerUser="daemon", Group="nogroup")
+    host.desired(ServerUser="daemon", Group="nogroup")
     host.start()
     tried(host, ranks, gpu=None, instance="0")
     daemon, nogroup = pwd.getpwnam("daemon").pw_uid, grp.getgrnam("nogroup").gr_gid
@@ -209,7 +209,7 @@ def test_ranks_come_as_the_user_and_group_that_the_instance_serves(
 
 
 def test_an_exclusive_gpu_has_no_time_sliced_side(host: Host, ranks: Ranks) -> None:
-    host.wish(ComputeMode="exclusive_process")
+    host.desired(ComputeMode="exclusive_process")
     host.start()
     report, _ = tried(host, ranks, gpu=None, instance="0")
     assert {run.side for run in report.runs} == {MPS}
@@ -240,8 +240,8 @@ def test_ranks_on_the_wrong_side_are_no_figure(
 
 
 def test_without_a_gpu_nothing_is_asked_of_nvml(host: Host, ranks: Ranks) -> None:
-    report, lent = tried(host, ranks, cpu=True, gpu=None, backends=[GLOO])
-    assert (host.nvml.times_opened, lent.given) == (0, [])
+    report, temporary = tried(host, ranks, cpu=True, gpu=None, backends=[GLOO])
+    assert (host.nvml.times_opened, temporary.given) == (0, [])
     assert [(run.side, run.problem) for run in report.runs] == [(CPU, None)]
     assert {one["wanted"]["device"] for one in ranks.started()} == {"cpu"}
     assert {one["environment"]["CUDA_VISIBLE_DEVICES"] for one in ranks.started()} == {""}
@@ -383,7 +383,7 @@ def test_an_old_nccl_is_explained_by_the_variable_that_a_newer_one_has(version: 
     ("plan", "number", "holds", "says"),
     [
         ({}, 0, True, "Connection closed by peer"),
-        ({"killed": "silent"}, 0, True, "ended early and said nothing: terminate called"),
+        ({"killed": "unresponsive"}, 0, True, "ended early and said nothing: terminate called"),
         ({"killed": "hang"}, 0, False, "rank 0 was still there after 2 s"),
         ({}, 2, True, "Socket Timeout"),
         ({"never": "hang"}, 2, False, "rank 0 was still there after 2 s"),
@@ -483,7 +483,7 @@ def test_a_server_that_came_or_went_is_nothing_that_was_left(
 
 
 def test_no_rank_is_killed_beside_other_clients_of_the_daemon(host: Host, ranks: Ranks) -> None:
-    host.wish()
+    host.desired()
     host.start()
     host.running().start_server(host.process("nvidia-cuda-mps-server", "nvidia-cuda-mps-server"), [host.client()])
     report, _ = tried(host, ranks, gpu=None, instance="0", force=True)
@@ -584,7 +584,7 @@ def test_a_command_line_that_cannot_be_meant_is_refused_on_one_line(
 
 
 def call(host: Host, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    world = replace(host.world, lent_daemon=Lent(host).daemon)
+    world = replace(host.world, temporary_daemon=Temporary(host).daemon)
     monkeypatch.setattr(command_line, "_acting_world", lambda options: world)
     monkeypatch.setenv("FAKE_RANKS", json.dumps(ranks.plan))
     return command_line.main(["loopback", "--gpu", "0", "--python", str(ranks.python), "--rounds", "1", *words])
@@ -654,9 +654,9 @@ def test_a_stop_keeps_what_was_found_and_starts_nothing_more(host: Host, ranks: 
         if report.runs:
             stop.request(signal.SIGTERM)
 
-    report, lent = tried(host, ranks, progress, stop, rounds=2)
+    report, temporary = tried(host, ranks, progress, stop, rounds=2)
     assert (len(report.runs), report.stopped, report.failure_cases) == (1, "SIGTERM", [])
-    assert lent.ended == 1
+    assert temporary.ended == 1
     assert report.verdict.startswith("Stopped by SIGTERM, so this is a part only: two ranks on one GPU")
 
 

@@ -64,7 +64,7 @@ class FakeCuda:
 @pytest.fixture
 def gpu(host: Host) -> FakeCuda:
     """An instance with a limit of 4G whose GPU is idle; its server has been started."""
-    host.wish(DeviceMemoryLimit="4G")
+    host.desired(DeviceMemoryLimit="4G")
     host.start().start_server(SERVER_PID)
     host.process("nvidia-cuda-mps-server", "nvidia-cuda-mps-server", pid=SERVER_PID)
     return FakeCuda(host)
@@ -107,7 +107,7 @@ def test_memory_and_time_are_bounded(gpu: FakeCuda) -> None:
 
 
 def test_an_instance_with_a_percentage_is_measured_at_it_and_below(gpu: FakeCuda) -> None:
-    gpu.host.wish(DeviceMemoryLimit="4G", ActiveThreadPercentage=80)
+    gpu.host.desired(DeviceMemoryLimit="4G", ActiveThreadPercentage=80)
     gpu.cost_mib = {"80": 400, "50": 271, "30": 200}
     assert [one.thread_percentage for one in acts.measure(world(gpu), "0")] == [80, 50]
     assert [one.context_mib for one in acts.measure(world(gpu), "0", percentages=[30.0])] == [200]
@@ -147,7 +147,7 @@ def test_an_old_limit_of_the_server_is_no_dear_context(gpu: FakeCuda) -> None:
         acts.measure(world(gpu))
 
 
-def test_a_closed_gate_is_not_measured_through(gpu: FakeCuda) -> None:
+def test_a_closed_door_is_not_measured_through(gpu: FakeCuda) -> None:
     gpu.host.stop()
     with pytest.raises(NotReady, match="lets no clients in"):
         acts.measure(world(gpu), "0")
@@ -159,19 +159,19 @@ def test_what_is_measured_must_be_named_where_there_are_several(host: Host) -> N
 
 
 def test_a_gpu_without_an_instance_gets_a_daemon_for_the_time(host: Host) -> None:
-    lent: list[tuple[Path, Sequence[str]]] = []
+    temporary: list[tuple[Path, Sequence[str]]] = []
 
     @contextmanager
     def daemon(pipe_directory: Path, devices: Sequence[str]) -> Iterator[None]:
-        lent.append((pipe_directory, devices))
+        temporary.append((pipe_directory, devices))
         one = host.launch({"CUDA_MPS_PIPE_DIRECTORY": str(pipe_directory), "CUDA_VISIBLE_DEVICES": devices[0]})
         yield
         host.kill(one.pid)
 
     gpu = FakeCuda(host, server_limit_mib=2048)
-    found = acts.measure(replace(world(gpu), lent_daemon=daemon), reference="2")
+    found = acts.measure(replace(world(gpu), temporary_daemon=daemon), reference="2")
     assert found[0].context_mib == 514
-    [(directory, devices)] = lent
+    [(directory, devices)] = temporary
     assert devices == (uuid(2),)
     assert host.daemons[directory].setters == ["set_default_device_pinned_mem_limit 0 2048M"]
     assert not directory.exists()

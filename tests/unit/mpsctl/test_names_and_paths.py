@@ -71,7 +71,7 @@ def test_no_name_that_is_taken_needs_escaping_by_systemd_or_leaves_its_directory
 
 
 def test_the_daemons_own_directory_and_its_longest_socket_fit_a_socket_address() -> None:
-    """The arithmetic behind 87 (control daemons 535, 550, 555), with the directory behind the gate counted."""
+    """The arithmetic behind 87 (control daemons 535, 550, 555), with the directory behind the front door counted."""
     public = check_pipe_directory(path_of(LONGEST_PUBLIC))
     private = f"{public}/{'p' * PRIVATE_NAME_BYTES}"
     assert len(private) == DAEMON_DIRECTORY_MAX_BYTES

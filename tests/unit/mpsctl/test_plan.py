@@ -17,7 +17,7 @@ from mpsctl.model.costs import Costs
 from mpsctl.model.errors import BadValue
 from mpsctl.model.fit import Card
 from mpsctl.model.instance import check_expected_clients, check_thread_percentage
-from mpsctl.model.plan import Plan, Wish
+from mpsctl.model.plan import Desired, Plan
 from mpsctl.model.quantity import parse
 from mpsctl.observe import planning as planning
 
@@ -26,7 +26,7 @@ T4 = Card("Tesla T4", 15_360, "550.163.01")
 
 
 def plan(host: Host, card: Card = H200, limit_mib: int = 4096, **more: object) -> Plan:
-    return planning.plan(host.world, card, Wish(limit_mib, **more))  # type: ignore[arg-type]
+    return planning.plan(host.world, card, Desired(limit_mib, **more))  # type: ignore[arg-type]
 
 
 def test_a_plan_for_an_h200_with_the_arithmetic(host: Host) -> None:
@@ -155,7 +155,7 @@ def test_variables_can_be_pasted_and_are_good_values(
     if clients is not None and rates and clients < len(rates):
         return
     costs = Costs(514, 66, 616, 515, "somewhere")
-    found = plans.plan(H200, costs, Wish(limit_mib, clients, percentage, latency, rates))
+    found = plans.plan(H200, costs, Desired(limit_mib, clients, percentage, latency, rates))
     values = yaml.safe_load(plans.as_vars(found))
     assert values == found.variables
     assert parse(values["mps_device_memory_limit"]).on(1) == limit_mib

@@ -44,7 +44,7 @@ def test_a_driver_that_is_not_up_is_no_reason_to_skip(host: Host) -> None:
 
 def test_an_instance_that_has_run_is_never_skipped_again(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """systemd does not try a unit again that is skipped at an automatic restart (252, 257)."""
-    host.wish()
+    host.desired()
     host.start()
     monkeypatch.setattr(hardware, "nvidia_on_bus", lambda: False)
     assert prepare.condition(host.world, "0") is None
@@ -54,7 +54,7 @@ def test_an_instance_that_has_run_is_never_skipped_again(host: Host, monkeypatch
 
 
 def test_a_driver_that_comes_late_is_waited_for(host: Host) -> None:
-    host.wish(DriverTimeoutSec=90)
+    host.desired(DriverTimeoutSec=90)
     host.nvml.driver_up = False
 
     def load() -> None:
@@ -66,7 +66,7 @@ def test_a_driver_that_comes_late_is_waited_for(host: Host) -> None:
 
 
 def test_what_is_waited_for_is_said_once(host: Host) -> None:
-    host.wish(DriverTimeoutSec=90)
+    host.desired(DriverTimeoutSec=90)
     host.nvml.driver_up = False
     with pytest.raises(NotReady):
         prepare.prepare(host.world, "0")
@@ -74,7 +74,7 @@ def test_what_is_waited_for_is_said_once(host: Host) -> None:
 
 
 def test_a_driver_that_never_comes_is_given_up_within_the_bound_with_its_words(host: Host) -> None:
-    host.wish(DriverTimeoutSec=5)
+    host.desired(DriverTimeoutSec=5)
     host.nvml.driver_up = False
     with pytest.raises(NotReady, match="after 5 s: NVML does not answer: Driver Not Loaded"):
         prepare.prepare(host.world, "0")
@@ -82,14 +82,14 @@ def test_a_driver_that_never_comes_is_given_up_within_the_bound_with_its_words(h
 
 
 def test_a_gpu_that_comes_late_is_waited_for(host: Host) -> None:
-    host.wish(DriverTimeoutSec=10)
+    host.desired(DriverTimeoutSec=10)
     host.nvml.lost = {0}
     host.clock.when(3, host.nvml.lost.clear)
     assert prepare.prepare(host.world, "0").devices == (uuid(0),)
 
 
 def test_a_gpu_that_stays_away_is_given_up_with_what_the_host_has(host: Host) -> None:
-    host.wish(DriverTimeoutSec=5)
+    host.desired(DriverTimeoutSec=5)
     host.nvml.lost = {0}
     with pytest.raises(NotReady) as failure:
         prepare.prepare(host.world, "0")
@@ -98,13 +98,13 @@ def test_a_gpu_that_stays_away_is_given_up_with_what_the_host_has(host: Host) ->
 
 
 def test_the_loss_of_a_gpu_does_not_touch_its_neighbours(host: Host) -> None:
-    host.wish("1")
+    host.desired("1")
     host.nvml.lost = {0}
     assert prepare.prepare(host.world, "1").devices == (uuid(1),)
 
 
 def test_a_value_that_can_never_fit_is_not_waited_for(host: Host) -> None:
-    host.wish(DeviceMemoryLimit="200G", DriverTimeoutSec=90)
+    host.desired(DeviceMemoryLimit="200G", DriverTimeoutSec=90)
     with pytest.raises(BadValue, match="at most the 143771 MiB"):
         prepare.prepare(host.world, "0")
     assert host.clock.slept_s == []
@@ -113,34 +113,34 @@ def test_a_value_that_can_never_fit_is_not_waited_for(host: Host) -> None:
 @pytest.mark.parametrize("name", ["0", "g"])
 def test_indices_uuids_and_addresses_are_resolved_at_every_start(host: Host, name: str) -> None:
     """After a change of hardware an index means another GPU; what the daemon gets is always the UUID."""
-    host.wish(name, GPUs="0000:12:00.0 0")
+    host.desired(name, GPUs="0000:12:00.0 0")
     assert prepare.prepare(host.world, name).devices == (uuid(2), uuid(0))
 
 
 # -- the compute mode
 
 
-def test_the_wished_compute_mode_is_set_and_the_former_one_kept(host: Host) -> None:
-    host.wish(ComputeMode="exclusive_process")
+def test_the_desired_compute_mode_is_set_and_the_former_one_kept(host: Host) -> None:
+    host.desired(ComputeMode="exclusive_process")
     host.start()
     assert host.nvml.gpu(0).compute_mode == "exclusive_process"
     assert host.nvml.modes_set == [(0, "exclusive_process")]
     assert former(host) == "default"
 
 
-def test_the_former_mode_is_recorded_once_and_never_overwritten_by_ours(host: Host) -> None:
+def test_the_saved_compute_mode_is_recorded_once_and_never_overwritten_by_ours(host: Host) -> None:
     host.nvml.all[0] = h200(0, compute_mode="prohibited")
-    host.wish(ComputeMode="exclusive_process")
+    host.desired(ComputeMode="exclusive_process")
     host.kill(host.start().pid)
     host.nvml.reboot()
     host.kill(host.start().pid)
-    host.wish(ComputeMode="default")
+    host.desired(ComputeMode="default")
     host.start()
     assert former(host) == "prohibited"
 
 
-def test_a_mode_that_is_as_wished_is_neither_set_nor_recorded(host: Host) -> None:
-    host.wish(ComputeMode="default")
+def test_a_mode_that_is_in_the_desired_state_is_neither_set_nor_recorded(host: Host) -> None:
+    host.desired(ComputeMode="default")
     host.start()
     assert host.nvml.modes_set == []
     assert former(host) is None
@@ -148,7 +148,7 @@ def test_a_mode_that_is_as_wished_is_neither_set_nor_recorded(host: Host) -> Non
 
 def test_a_mode_that_is_not_managed_is_left_as_found(host: Host) -> None:
     host.nvml.all[0] = h200(0, compute_mode="prohibited")
-    host.wish(ComputeMode=None)
+    host.desired(ComputeMode=None)
     host.start()
     assert host.nvml.modes_set == []
     assert host.nvml.gpu(0).compute_mode == "prohibited"
@@ -156,21 +156,21 @@ def test_a_mode_that_is_not_managed_is_left_as_found(host: Host) -> None:
 
 def test_a_gpu_that_has_no_compute_modes_is_refused_in_nvmls_words(host: Host) -> None:
     host.nvml.all[0] = h200(0, compute_mode=None)
-    host.wish(ComputeMode="exclusive_process")
+    host.desired(ComputeMode="exclusive_process")
     with pytest.raises(NotInForce, match="Not Supported"):
         prepare.prepare(host.world, "0")
 
 
-def test_a_gpu_that_has_no_compute_modes_serves_where_none_is_wished(host: Host) -> None:
+def test_a_gpu_that_has_no_compute_modes_serves_where_none_is_desired(host: Host) -> None:
     host.nvml.all[0] = h200(0, compute_mode=None)
-    host.wish(DeviceMemoryLimit="4G")
+    host.desired(DeviceMemoryLimit="4G")
     host.start()
-    assert host.gate_is_open()
+    assert host.door_is_open()
 
 
 def test_mig_devices_are_served_and_their_gpus_mode_is_left_alone(host: Host) -> None:
     host.nvml.all[2] = split_by_mig(2)
-    host.wish("m", GPUs=uuid(301, "MIG"))
+    host.desired("m", GPUs=uuid(301, "MIG"))
     assert prepare.prepare(host.world, "m").devices == (uuid(301, "MIG"),)
     assert host.nvml.modes_set == []
 
@@ -179,15 +179,15 @@ def test_mig_devices_are_served_and_their_gpus_mode_is_left_alone(host: Host) ->
 
 
 def test_the_daemon_gets_a_directory_of_its_own_that_cannot_be_guessed(host: Host) -> None:
-    public = host.wish()
+    public = host.desired()
     private = prepare.prepare(host.world, "0").pipe_directory
     assert private.parent == public
     assert private.stat().st_mode & 0o7777 == 0o711
-    assert not host.gate_is_open()
+    assert not host.door_is_open()
 
 
 def test_directories_of_earlier_starts_are_removed_and_nothing_else(host: Host) -> None:
-    public = host.wish()
+    public = host.desired()
     (public / ".not-ours").mkdir(parents=True)
     (public / "data").mkdir()
     (public / ".hidden-file").write_text("kept")
@@ -197,20 +197,20 @@ def test_directories_of_earlier_starts_are_removed_and_nothing_else(host: Host) 
     assert {path.name for path in public.iterdir()} == {second.name, ".not-ours", "data", ".hidden-file"}
 
 
-def test_the_gate_is_closed_from_the_first_moment_of_a_start(host: Host) -> None:
+def test_the_door_is_closed_from_the_first_moment_of_a_start(host: Host) -> None:
     """A daemon killed -9 leaves its links: they must not lead clients to the next one before its limits."""
-    host.wish(DriverTimeoutSec=5)
+    host.desired(DriverTimeoutSec=5)
     host.kill(host.start().pid)
-    assert host.gate_is_open()
+    assert host.door_is_open()
     host.nvml.driver_up = False
     with pytest.raises(NotReady):
         prepare.prepare(host.world, "0")
-    assert not host.gate_is_open()
+    assert not host.door_is_open()
 
 
 @pytest.mark.parametrize("served", ["0", "0/.abcdefghijk"])
 def test_a_foreign_daemon_on_the_directory_is_refused_and_told_how_to_end(host: Host, served: str) -> None:
-    public = host.wish()
+    public = host.desired()
     pid = host.process(
         "nvidia-cuda-mps-control",
         "nvidia-cuda-mps-control -d",
@@ -222,7 +222,7 @@ def test_a_foreign_daemon_on_the_directory_is_refused_and_told_how_to_end(host: 
 
 def test_a_foreign_daemons_sockets_are_left_where_they_are(host: Host) -> None:
     """Without them nobody could ask it to quit."""
-    public = host.wish()
+    public = host.desired()
     public.mkdir(parents=True)
     for name in ("control", "control_privileged"):
         (public / name).write_text("stands for a socket")
@@ -236,11 +236,11 @@ def test_a_foreign_daemons_sockets_are_left_where_they_are(host: Host) -> None:
 
 
 def test_sockets_that_a_foreign_daemon_left_behind_are_no_obstacle(host: Host) -> None:
-    public = host.wish()
+    public = host.desired()
     public.mkdir(parents=True)
     (public / "control").write_text("stands for a socket that nobody listens on")
     host.start()
-    assert host.gate_is_open()
+    assert host.door_is_open()
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_sockets_that_a_foreign_daemon_left_behind_are_no_obstacle(host: Host) -
 def test_front_ends_clients_and_daemons_of_other_directories_are_no_obstacle(
     host: Host, name: str, command: str, served: str
 ) -> None:
-    host.wish()
+    host.desired()
     host.process(name, command, {"CUDA_MPS_PIPE_DIRECTORY": str(host.pipe_root / served)})
     prepare.prepare(host.world, "0")
 
@@ -276,7 +276,7 @@ def pauses_s(host: Host, starts: int, lasts_s: float = 0) -> list[float]:
 
 
 def test_a_crash_loop_backs_off_and_never_gives_up(host: Host) -> None:
-    host.wish()
+    host.desired()
     pauses = pauses_s(host, 14)
     assert pauses[0] == 0
     assert pauses == sorted(pauses)
@@ -286,7 +286,7 @@ def test_a_crash_loop_backs_off_and_never_gives_up(host: Host) -> None:
 
 @pytest.mark.parametrize("content", ["", "[Instance]\nGPUs=0\n", "[Instance", "\0" * 64, None])
 def test_a_file_that_is_refused_is_tried_with_the_same_pauses(host: Host, content: Optional[str]) -> None:
-    host.wish()
+    host.desired()
     host.kill(host.start().pid)
     path = host.places.conf("0")
     path.unlink()
@@ -303,12 +303,12 @@ def test_a_file_that_is_refused_is_tried_with_the_same_pauses(host: Host, conten
 
 
 def test_a_file_that_is_mended_during_the_pause_counts(host: Host) -> None:
-    host.wish()
+    host.desired()
     pauses_s(host, 8)
     host.places.conf("0").write_text("")
 
     def mend() -> None:
-        host.wish(GPUs="2")
+        host.desired(GPUs="2")
 
     host.clock.when(1, mend)
     assert prepare.prepare(host.world, "0").devices == (host.nvml.gpu(2).uuid,)
@@ -323,19 +323,19 @@ def test_nothing_is_written_for_a_name_that_no_instance_can_have(host: Host, nam
 
 
 def test_a_single_crash_costs_no_pause(host: Host) -> None:
-    host.wish()
+    host.desired()
     assert pauses_s(host, 2) == [0, 0]
 
 
 def test_a_daemon_that_lasted_begins_anew(host: Host) -> None:
-    host.wish()
+    host.desired()
     pauses_s(host, 12)
     assert pauses_s(host, 1, lasts_s=prepare.STABLE_AFTER_S) == [30]
     assert pauses_s(host, 2) == [0, 0]
 
 
 def test_a_restart_that_was_asked_for_is_no_crash(host: Host) -> None:
-    host.wish()
+    host.desired()
     pauses_s(host, 12)
     host.start()
     host.kill(host.restart().pid)
@@ -343,12 +343,12 @@ def test_a_restart_that_was_asked_for_is_no_crash(host: Host) -> None:
 
 
 def test_after_weeks_of_work_every_crash_is_a_first_one(host: Host) -> None:
-    host.wish()
+    host.desired()
     assert set(pauses_s(host, 12, lasts_s=86_400)) == {0}
 
 
 def test_a_start_that_fails_counts_as_one_that_did_not_last(host: Host) -> None:
-    host.wish(DriverTimeoutSec=1)
+    host.desired(DriverTimeoutSec=1)
     host.nvml.driver_up = False
     for expected in range(3):
         with pytest.raises(NotReady):
@@ -357,15 +357,15 @@ def test_a_start_that_fails_counts_as_one_that_did_not_last(host: Host) -> None:
 
 
 def test_a_real_stop_begins_anew(host: Host) -> None:
-    host.wish()
+    host.desired()
     pauses_s(host, 12)
     host.stop()
     assert pauses_s(host, 1) == [0]
 
 
 def test_each_instance_counts_for_itself(host: Host) -> None:
-    host.wish("0")
-    host.wish("1")
+    host.desired("0")
+    host.desired("1")
     pauses_s(host, 12)
     host.clock.slept_s.clear()
     host.start("1")
@@ -374,16 +374,16 @@ def test_each_instance_counts_for_itself(host: Host) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"short_lives": "many"}', "null"])
 def test_a_record_that_cannot_be_read_is_no_obstacle(host: Host, text: str) -> None:
-    host.wish(DeviceMemoryLimit="4G")
+    host.desired(DeviceMemoryLimit="4G")
     runtime: Path = host.places.runtime("0")
     runtime.mkdir(parents=True)
     for name in ("starts.json", "in-force.json"):
         (runtime / name).write_text(text)
     host.start()
-    assert host.gate_is_open()
+    assert host.door_is_open()
 
 
-def test_nobody_but_root_can_read_where_the_daemon_listens_before_the_gate_opens(host: Host) -> None:
-    host.wish()
+def test_nobody_but_root_can_read_where_the_daemon_listens_before_the_door_opens(host: Host) -> None:
+    host.desired()
     prepare.prepare(host.world, "0")
     assert prepare.environment_file(host.world, "0").stat().st_mode & 0o777 == 0o600

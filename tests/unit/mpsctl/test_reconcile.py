@@ -1,4 +1,4 @@
-"""reconcile: a host is brought into the wished state in one call, or told what would be done."""
+"""reconcile: a host is brought into the desired state in one call, or told what would be done."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Fleet:
         self.program.write_bytes(b"the program")
         self.unit_text = UNIT_TEXT
         self.timer: Optional[str] = None
-        """the text of a timer, where one is wished"""
+        """the text of a timer, where one is desired"""
         self.more: dict[str, Any] = {}
         """further keys of the request"""
 
@@ -69,8 +69,8 @@ def fleet(host: Host) -> Fleet:
 
 
 def conf(fleet: Fleet, name: str = "0", **values: object) -> str:
-    wished = {"DeviceMemoryLimit": "4G", "ComputeMode": "exclusive_process", **values}
-    return fleet.host.conf(name, wished)
+    desired = {"DeviceMemoryLimit": "4G", "ComputeMode": "exclusive_process", **values}
+    return fleet.host.conf(name, desired)
 
 
 # -- the first time
@@ -86,7 +86,7 @@ def test_a_bare_host_gets_program_unit_and_instances_and_they_run(fleet: Fleet) 
     assert fleet.unit.read_text() == UNIT_TEXT.replace("@NVIDIA_CUDA_MPS_CONTROL@", "/usr/bin/nvidia-cuda-mps-control")
     for name in ("0", "1"):
         assert fleet.host.running(name).limits == {"0": 4096 * MIB}
-        assert answer.instances[name]["as_wished"]
+        assert answer.instances[name]["as_desired"]
     assert fleet.host.systemd.acts == [
         "enable mps-control@0.service mps-control@1.service",
         "daemon-reload",
@@ -139,7 +139,7 @@ def test_one_instance_per_gpu(fleet: Fleet) -> None:
         assert fleet.host.running(name).limits == {"0": 28_754 * MIB}
 
 
-def test_modes_are_those_that_are_wished_whatever_the_umask(fleet: Fleet) -> None:
+def test_modes_are_those_that_are_desired_whatever_the_umask(fleet: Fleet) -> None:
     before = os.umask(0o077)
     try:
         fleet.converge(_0=conf(fleet))
@@ -281,7 +281,7 @@ def test_a_new_limit_goes_in_force_by_a_reload_and_nothing_is_restarted(fleet: F
     assert fleet.host.systemd.acts == ["reload mps-control@0.service"]
     assert fleet.host.running() is daemon
     assert daemon.limits == server.limits == {"0": 6144 * MIB}
-    assert any("wished 6144 MiB" in action for action in answer.actions)
+    assert any("desired 6144 MiB" in action for action in answer.actions)
 
 
 def test_a_limit_changed_on_the_host_by_hand_is_brought_back(fleet: Fleet) -> None:
@@ -344,7 +344,7 @@ def test_clients_in_the_way_of_a_restart_are_left_alone_and_named(fleet: Fleet) 
     assert fleet.host.running("a") is daemon
     (pending,) = answer.pending
     assert pending["instance"] == "a"
-    assert f"wished {uuid(1)}" in pending["why"]
+    assert f"desired {uuid(1)}" in pending["why"]
     assert pending["clients"] == [
         {"pid": client, "uid": 1000, "user": procfs.user(1000), "command": "python3 serve.py", "age_s": 0}
     ]
@@ -353,27 +353,27 @@ def test_clients_in_the_way_of_a_restart_are_left_alone_and_named(fleet: Fleet) 
 def test_what_is_pending_is_done_once_the_clients_are_gone(fleet: Fleet) -> None:
     fleet.converge(a=conf(fleet, "a", GPUs="0"))
     fleet.host.running("a").start_server(9001, clients=[4242])
-    wished = conf(fleet, "a", GPUs="1")
-    fleet.converge(a=wished)
-    assert fleet.converge(a=wished).pending
-    assert not fleet.converge(a=wished).changed
+    desired = conf(fleet, "a", GPUs="1")
+    fleet.converge(a=desired)
+    assert fleet.converge(a=desired).pending
+    assert not fleet.converge(a=desired).changed
     fleet.host.running("a").servers[9001].clients.clear()
-    answer = fleet.converge(a=wished)
+    answer = fleet.converge(a=desired)
     assert answer.pending == []
     assert answer.instances["a"]["gpus"][0]["uuid"] == uuid(1)
 
 
-def test_a_held_back_restart_holds_back_no_limit(fleet: Fleet) -> None:
+def test_a_deferred_restart_holds_back_no_limit(fleet: Fleet) -> None:
     """Clients that connect meanwhile get the new limit; the daemon is the same."""
     fleet.converge(a=conf(fleet, "a", GPUs="0", DeviceMemoryLimit="4G"))
     daemon = fleet.host.running("a")
     daemon.start_server(9001, clients=[4242])
-    wished = conf(fleet, "a", GPUs="1", DeviceMemoryLimit="6G")
-    assert fleet.converge(a=wished).pending
+    desired = conf(fleet, "a", GPUs="1", DeviceMemoryLimit="6G")
+    assert fleet.converge(a=desired).pending
     assert fleet.host.running("a") is daemon
     assert daemon.limits == {"0": 6144 * MIB}
     assert daemon.servers[9001].limits == {"0": 6144 * MIB}
-    assert not fleet.converge(a=wished).changed
+    assert not fleet.converge(a=desired).changed
 
 
 def test_a_gpu_whose_clients_wait_keeps_its_compute_mode_while_others_move(fleet: Fleet) -> None:
@@ -390,8 +390,8 @@ def test_a_gpu_whose_clients_wait_gets_no_second_daemon(fleet: Fleet) -> None:
     fleet.converge(a=conf(fleet, "a", GPUs="0"), b=conf(fleet, "b", GPUs="1"))
     fleet.host.running("a").start_server(9001, clients=[4242])
     fleet.host.systemd.acts.clear()
-    wished = {"a": conf(fleet, "a", GPUs="2"), "b": conf(fleet, "b", GPUs="0"), "c": conf(fleet, "c", GPUs="1")}
-    answer = fleet.converge(**wished)
+    desired = {"a": conf(fleet, "a", GPUs="2"), "b": conf(fleet, "b", GPUs="0"), "c": conf(fleet, "c", GPUs="1")}
+    answer = fleet.converge(**desired)
     assert answer.error is None
     assert [(entry["instance"], entry["clients"][0]["pid"]) for entry in answer.pending] == [
         ("a", 4242),
@@ -401,12 +401,12 @@ def test_a_gpu_whose_clients_wait_gets_no_second_daemon(fleet: Fleet) -> None:
     assert "the instance 'a' still serves GPU 0" in answer.pending[1]["why"]
     assert fleet.host.systemd.acts == ["enable mps-control@c.service", "daemon-reload"]
     fleet.host.running("a").servers.clear()
-    answer = fleet.converge(**wished)
+    answer = fleet.converge(**desired)
     assert (answer.error, answer.pending) == (None, [])
     assert [answer.instances[name]["gpus"][0]["index"] for name in "abc"] == [2, 0, 1]
 
 
-def test_the_gpu_of_an_instance_that_is_no_longer_wished_gets_no_second_daemon_either(fleet: Fleet) -> None:
+def test_the_gpu_of_an_instance_that_is_no_longer_desired_gets_no_second_daemon_either(fleet: Fleet) -> None:
     fleet.converge(old=conf(fleet, "old", GPUs="0"))
     fleet.host.running("old").start_server(9001, clients=[4242])
     answer = fleet.converge(new=conf(fleet, "new", GPUs="0"))
@@ -421,7 +421,7 @@ def test_an_instance_that_died_is_started_again(fleet: Fleet) -> None:
     unit.active_state, unit.main_pid = "failed", 0
     answer = fleet.converge(_0=conf(fleet))
     assert answer.actions == ["start mps-control@0.service"]
-    assert answer.instances["0"]["as_wished"]
+    assert answer.instances["0"]["as_desired"]
 
 
 def test_a_newer_program_is_installed_and_an_equal_one_is_not(fleet: Fleet) -> None:
@@ -509,7 +509,7 @@ def test_a_timer_that_does_not_come_up_is_an_error(fleet: Fleet) -> None:
 # -- clients
 
 
-def test_a_client_that_escaped_is_a_warning_and_fails_no_run(fleet: Fleet) -> None:
+def test_a_client_that_bypassed_its_limit_is_a_warning_and_fails_no_run(fleet: Fleet) -> None:
     fleet.converge(_0=conf(fleet))
     daemon = fleet.host.running()
     pid = fleet.host.client(variable="1G")
@@ -521,8 +521,8 @@ def test_a_client_that_escaped_is_a_warning_and_fails_no_run(fleet: Fleet) -> No
     answer = fleet.converge(_0=conf(fleet, DeviceMemoryLimit="6G"))
     assert answer.error is None
     assert len(answer.warnings) == 1
-    assert not answer.instances["0"]["as_wished"]
-    assert not any("escaped" in action for action in answer.actions)
+    assert not answer.instances["0"]["as_desired"]
+    assert not any("bypassed" in action for action in answer.actions)
 
 
 def test_a_limit_that_only_the_log_shows_to_be_wrong_is_brought_back(fleet: Fleet) -> None:
@@ -537,10 +537,10 @@ def test_a_limit_that_only_the_log_shows_to_be_wrong_is_brought_back(fleet: Flee
     assert not fleet.converge(_0=conf(fleet)).changed
 
 
-# -- instances that are no longer wished
+# -- instances that are no longer desired
 
 
-def test_an_instance_of_ours_that_is_no_longer_wished_is_stopped_and_removed(fleet: Fleet) -> None:
+def test_an_instance_of_ours_that_is_no_longer_desired_is_stopped_and_removed(fleet: Fleet) -> None:
     fleet.converge(_0=conf(fleet), _1=conf(fleet, "1"))
     fleet.host.systemd.acts.clear()
     answer = fleet.converge(_0=conf(fleet))
@@ -551,7 +551,7 @@ def test_an_instance_of_ours_that_is_no_longer_wished_is_stopped_and_removed(fle
     assert not fleet.converge(_0=conf(fleet)).changed
 
 
-def test_with_check_an_instance_that_is_no_longer_wished_is_told_and_stays(fleet: Fleet) -> None:
+def test_with_check_an_instance_that_is_no_longer_desired_is_told_and_stays(fleet: Fleet) -> None:
     fleet.converge(_0=conf(fleet), _1=conf(fleet, "1"))
     before = fleet.host.snapshot()
     answer = fleet.check(_0=conf(fleet))
@@ -559,12 +559,12 @@ def test_with_check_an_instance_that_is_no_longer_wished_is_told_and_stays(fleet
     assert fleet.host.snapshot() == before
 
 
-def test_an_instance_that_is_no_longer_wished_waits_for_its_clients(fleet: Fleet) -> None:
+def test_an_instance_that_is_no_longer_desired_waits_for_its_clients(fleet: Fleet) -> None:
     fleet.converge(_0=conf(fleet), _1=conf(fleet, "1"))
     fleet.host.running("1").start_server(9001, clients=[4242])
     answer = fleet.converge(_0=conf(fleet))
     assert [(entry["instance"], entry["why"]) for entry in answer.pending] == [
-        ("1", "the instance is no longer wished")
+        ("1", "the instance is no longer desired")
     ]
     assert fleet.host.places.conf("1").exists()
     assert not answer.changed
@@ -572,10 +572,10 @@ def test_an_instance_that_is_no_longer_wished_waits_for_its_clients(fleet: Fleet
 
 @pytest.mark.parametrize("gone", [["3"], ["0"], ["1", "2"]])
 @pytest.mark.parametrize("check", [True, False])
-def test_a_wish_for_every_gpu_keeps_the_instance_of_a_gpu_that_is_gone(
+def test_a_request_for_every_gpu_keeps_the_instance_of_a_gpu_that_is_gone(
     fleet: Fleet, gone: list[str], check: bool
 ) -> None:
-    """Taken for unwished it would be away for good, and the host as wished, when a reboot brings the GPU back."""
+    """Taken for not desired it would be away for good, and the host in the desired state, when a reboot brings the GPU back."""
     template = fleet.host.conf("%i", {"GPUs": "%i", "ComputeMode": "exclusive_process"})
     fleet.run(False, {}, per_gpu=template)
     fleet.host.systemd.acts.clear()
@@ -591,7 +591,7 @@ def test_a_wish_for_every_gpu_keeps_the_instance_of_a_gpu_that_is_gone(
     ]
 
 
-def test_a_wish_for_every_gpu_removes_the_named_instances_from_before(fleet: Fleet) -> None:
+def test_a_request_for_every_gpu_removes_the_named_instances_from_before(fleet: Fleet) -> None:
     fleet.converge(small=conf(fleet, "small", GPUs="0"), _9=conf(fleet, "9", GPUs="1"))
     template = fleet.host.conf("%i", {"GPUs": "%i", "ComputeMode": "exclusive_process"})
     answer = fleet.run(False, {}, per_gpu=template)
@@ -615,7 +615,7 @@ def test_a_file_in_etc_mps_that_is_not_ours_is_left_alone(fleet: Fleet) -> None:
     assert not any("by-hand" in act for act in fleet.host.systemd.acts)
 
 
-def test_a_gpu_goes_over_from_an_instance_that_is_no_longer_wished(fleet: Fleet) -> None:
+def test_a_gpu_goes_over_from_an_instance_that_is_no_longer_desired(fleet: Fleet) -> None:
     fleet.converge(old=conf(fleet, "old", GPUs="0"))
     fleet.host.systemd.acts.clear()
     answer = fleet.converge(new=conf(fleet, "new", GPUs="0"))
@@ -645,7 +645,7 @@ def at_work(fleet: Fleet, policy: str, clients: int = 1) -> tuple[FakeDaemon, li
 
 
 def moved(fleet: Fleet, check: bool = False) -> Answer:
-    """The same instance is wished on GPU 1, which only a restart brings about."""
+    """The same instance is desired on GPU 1, which only a restart brings about."""
     return fleet.run(check, {"a": conf(fleet, "a", GPUs="1")})
 
 
@@ -663,7 +663,7 @@ def test_without_clients_every_policy_restarts_at_once(fleet: Fleet, policy: str
     assert restarted(fleet, answer)
     assert answer.error is None
     assert fleet.host.clock.now_s == begun_s
-    assert fleet.host.gate_is_open("a")
+    assert fleet.host.door_is_open("a")
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -673,7 +673,7 @@ def test_what_can_be_changed_live_disturbs_nobody_under_any_policy(fleet: Fleet,
     assert (answer.error, answer.pending) == (None, [])
     assert fleet.host.systemd.acts == ["reload mps-control@a.service"]
     assert daemon.servers[9001].clients == pids
-    assert fleet.host.gate_is_open("a")
+    assert fleet.host.door_is_open("a")
 
 
 def test_refuse_names_the_clients_and_does_everything_else(fleet: Fleet) -> None:
@@ -681,14 +681,14 @@ def test_refuse_names_the_clients_and_does_everything_else(fleet: Fleet) -> None
     fleet.host.clock.pass_by(7200)
     answer = fleet.run(False, {"a": conf(fleet, "a", GPUs="1"), "b": conf(fleet, "b", GPUs="2")})
     assert answer.error is None
-    assert answer.instances["b"]["as_wished"]
+    assert answer.instances["b"]["as_desired"]
     assert not restarted(fleet, answer)
     (pending,) = answer.pending
     assert [(one["pid"], one["command"], one["age_s"]) for one in pending["clients"]] == [
         (pid, "python3 serve.py", 7200) for pid in pids
     ]
     assert (daemon.terminated, fleet.host.signals) == ([], [])
-    assert fleet.host.gate_is_open("a")
+    assert fleet.host.door_is_open("a")
 
 
 def test_who_computes_beside_the_clients_is_named_by_every_look(fleet: Fleet) -> None:
@@ -743,7 +743,7 @@ def test_a_withheld_restart_is_shown_by_status_and_taken_at_the_next_natural_one
     fleet.host.kill(fleet.host.running("a").pid)
     fleet.host.start("a")
     answer = moved(fleet)
-    # The GPU that it left then gets its former mode back.
+    # The GPU that it left then gets its saved compute mode back.
     assert (answer.pending, [line.split(" (")[0] for line in answer.actions]) == (
         [],
         ["bring back the compute mode of GPU 0"],
@@ -755,16 +755,16 @@ def test_a_withheld_restart_is_shown_by_status_and_taken_at_the_next_natural_one
 @pytest.mark.parametrize("policy", ["wait", "terminate"])
 def test_a_client_that_leaves_in_time_is_waited_for(fleet: Fleet, policy: str) -> None:
     daemon, pids = at_work(fleet, policy, clients=2)
-    gate: list[bool] = []
-    daemon.before_command = lambda command: gate.append(fleet.host.gate_is_open("a"))
+    door: list[bool] = []
+    daemon.before_command = lambda command: door.append(fleet.host.door_is_open("a"))
     for number, pid in enumerate(pids):
         fleet.host.clock.when(10 * (number + 1), lambda pid=pid: fleet.host.end(pid))  # type: ignore[misc]
     answer = moved(fleet)
     assert restarted(fleet, answer)
     assert answer.error is None
     assert (daemon.terminated, fleet.host.signals) == ([], [])
-    assert not all(gate), "no new client while it waits"
-    assert fleet.host.gate_is_open("a")
+    assert not all(door), "no new client while it waits"
+    assert fleet.host.door_is_open("a")
     assert not answer.instances["a"]["drained"]
     told = [action for action in answer.actions if action.startswith("drain mps-control@a.service: ")]
     assert [line.split(": ")[1] for line in told] == ["2 clients left", "1 client left", "no client is left"]
@@ -778,7 +778,7 @@ def test_wait_gives_up_after_its_bound_and_lets_clients_in_again(fleet: Fleet) -
     assert TIMEOUT_S <= fleet.host.clock.now_s - begun_s <= TIMEOUT_S + 2
     assert daemon.servers[9001].clients == pids
     assert (daemon.terminated, fleet.host.signals) == ([], [])
-    assert fleet.host.gate_is_open("a")
+    assert fleet.host.door_is_open("a")
     assert [one["pid"] for one in answer.pending[0]["clients"]] == pids
     assert any("1 client left" in warning for warning in answer.warnings)
     assert not moved(fleet).changed, "a wait for nothing is no change"
@@ -797,7 +797,7 @@ def test_terminate_waits_then_has_the_daemon_end_them_then_restarts(fleet: Fleet
     said = "\n".join(answer.actions)
     assert said.index("2 clients left") < said.index("ended by the daemon") < said.index("SIGTERM")
     assert said.index("SIGTERM") < said.index("restart mps-control@a.service")
-    assert fleet.host.gate_is_open("a")
+    assert fleet.host.door_is_open("a")
 
 
 def test_one_that_cannot_be_ended_keeps_its_daemon_and_hangs_nothing(fleet: Fleet) -> None:
@@ -807,7 +807,7 @@ def test_one_that_cannot_be_ended_keeps_its_daemon_and_hangs_nothing(fleet: Flee
     answer = moved(fleet)
     assert not restarted(fleet, answer)
     assert "answered 1" in "\n".join(answer.actions)
-    assert fleet.host.gate_is_open("a")
+    assert fleet.host.door_is_open("a")
 
 
 def test_one_in_the_kernel_that_the_daemon_took_off_is_in_nobodys_way(fleet: Fleet) -> None:
@@ -836,16 +836,16 @@ def test_with_check_the_drain_is_told_and_nothing_is_done(fleet: Fleet, policy: 
     assert answer.changed
     assert any(f"wait up to {TIMEOUT_S} s for its 1 clients" in action for action in answer.actions)
     assert fleet.host.snapshot() == before
-    assert fleet.host.gate_is_open("a")
+    assert fleet.host.door_is_open("a")
 
 
-def test_an_instance_that_is_no_longer_wished_is_removed_by_consent(fleet: Fleet) -> None:
+def test_an_instance_that_is_no_longer_desired_is_removed_by_consent(fleet: Fleet) -> None:
     daemon, pids = at_work(fleet, "terminate")
     answer = fleet.converge(b=conf(fleet, "b", GPUs="0"))
     assert (answer.error, answer.pending) == (None, [])
     assert daemon.terminated == pids
     assert not fleet.host.places.conf("a").exists()
-    assert answer.instances["b"]["as_wished"]
+    assert answer.instances["b"]["as_desired"]
 
 
 def test_who_waits_for_the_gpu_of_another_gets_it_by_consent(fleet: Fleet) -> None:
@@ -863,17 +863,17 @@ def test_a_drain_of_an_operator_outlasts_the_run(fleet: Fleet, policy: str) -> N
     answer = moved(fleet)
     assert restarted(fleet, answer)
     assert answer.error is None
-    assert not fleet.host.gate_is_open("a")
+    assert not fleet.host.door_is_open("a")
     assert any("a: drained since" in warning for warning in answer.warnings)
 
 
 def test_a_removed_instance_that_comes_back_is_not_drained(fleet: Fleet) -> None:
-    wished = {"_0": conf(fleet), "_1": conf(fleet, "1")}
-    fleet.converge(**wished)
+    desired = {"_0": conf(fleet), "_1": conf(fleet, "1")}
+    fleet.converge(**desired)
     drains.mark(fleet.host.world, "1")
     fleet.converge(_0=conf(fleet))
-    assert fleet.converge(**wished).error is None
-    assert fleet.host.gate_is_open("1")
+    assert fleet.converge(**desired).error is None
+    assert fleet.host.door_is_open("1")
 
 
 @pytest.mark.parametrize(("clients", "restarts"), [(0, True), (1, False)])
@@ -881,10 +881,10 @@ def test_a_daemon_whose_file_was_replaced_is_restarted_where_nobody_is_in_the_wa
     fleet: Fleet, clients: int, restarts: bool
 ) -> None:
     daemon, _ = at_work(fleet, "refuse", clients)
-    wished = {"a": conf(fleet, "a", GPUs="0")}
-    assert not fleet.run(False, wished).changed
+    desired = {"a": conf(fleet, "a", GPUs="0")}
+    assert not fleet.run(False, desired).changed
     fleet.host.processes[daemon.pid].replaced = "the daemon's file was replaced after its start"
-    answer = fleet.run(False, wished)
+    answer = fleet.run(False, desired)
     assert answer.error is None
     assert restarted(fleet, answer) == restarts
     assert (fleet.host.running("a") is daemon) != restarts
@@ -951,7 +951,7 @@ def test_an_interrupted_run_converges_when_run_again(fleet: Fleet) -> None:
     fleet.host.systemd.fails.clear()
     answer = fleet.converge(_0=conf(fleet))
     assert answer.error is None
-    assert answer.instances["0"]["as_wished"]
+    assert answer.instances["0"]["as_desired"]
 
 
 def test_what_does_not_come_up_is_reported_with_the_last_words_of_its_journal(fleet: Fleet) -> None:
@@ -966,17 +966,17 @@ def test_one_instance_that_fails_does_not_keep_the_others_down(fleet: Fleet) -> 
     fleet.host.nvml.all[0] = h200(0, compute_mode=None)
     answer = fleet.converge(_0=conf(fleet), _1=conf(fleet, "1"))
     assert "mps-control@0.service" in str(answer.error)
-    assert answer.instances["1"]["as_wished"]
+    assert answer.instances["1"]["as_desired"]
 
 
 def test_nothing_is_reported_done_that_does_not_read_back(fleet: Fleet) -> None:
     fleet.converge(_0=conf(fleet))
     fleet.host.running().deaf_to = "set_"
     answer = fleet.converge(_0=conf(fleet, DeviceMemoryLimit="6G"))
-    assert "the daemon shows 4G, wished 6144 MiB" in str(answer.error)
+    assert "the daemon shows 4G, desired 6144 MiB" in str(answer.error)
 
 
-def test_a_problem_of_systemd_that_left_everything_as_wished_is_a_warning(fleet: Fleet) -> None:
+def test_a_problem_of_systemd_that_left_everything_in_the_desired_state_is_a_warning(fleet: Fleet) -> None:
     fleet.converge(_0=conf(fleet))
     fleet.host.systemd.unit("mps-control@0.service").enabled = False
     carry_out = fleet.host.systemd.act

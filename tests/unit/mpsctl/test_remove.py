@@ -28,7 +28,7 @@ def installed(host: Host) -> Host:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("a program")
     for name in ("0", "1"):
-        host.wish(name, ComputeMode=EXCLUSIVE_PROCESS, DeviceMemoryLimit="4G")
+        host.desired(name, ComputeMode=EXCLUSIVE_PROCESS, DeviceMemoryLimit="4G")
         host.start(name)
         host.systemd.unit(f"mps-control@{name}.service").enabled = True
     return host
@@ -91,7 +91,7 @@ def test_an_instance_with_clients_stays_and_so_does_what_it_needs(installed: Hos
     assert installed.places.conf("1").exists()
     assert installed.places.program.exists()
     assert (installed.places.units / UNITS[0]).exists()
-    assert installed.gate_is_open("1")
+    assert installed.door_is_open("1")
     assert installed.nvml.gpu(0).compute_mode == DEFAULT
     installed.running("1").leave(9001, client)
     assert run(installed).error is None
@@ -114,7 +114,7 @@ def test_what_is_not_ours_stays_and_is_named(installed: Host) -> None:
     )
 
 
-def test_a_run_that_was_cut_off_is_finished_by_the_next(installed: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_interrupted_is_finished_by_the_next(installed: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut off before each of its steps in systemd in turn."""
     for nth in range(20):
         really, calls = installed.systemd.act, [0]
@@ -140,7 +140,7 @@ def test_a_run_that_was_cut_off_is_finished_by_the_next(installed: Host, monkeyp
 
 
 def test_a_gpu_that_was_closed_while_mps_is_down_is_opened(installed: Host) -> None:
-    installed.wish("0", ComputeMode=EXCLUSIVE_PROCESS, WhenDown=PROHIBITED, ServerUser="root")
+    installed.desired("0", ComputeMode=EXCLUSIVE_PROCESS, WhenDown=PROHIBITED, ServerUser="root")
     installed.stop("0")
     assert installed.nvml.gpu(0).compute_mode == PROHIBITED
     assert run(installed).error is None

@@ -105,7 +105,7 @@ def test_no_environment_ever_lifts_a_limit_or_leads_past_mps(
         return
     uuids = tuple(device.uuid for device in served)
     variables = found.variables
-    assert client_variable.escape(variables, uuids) is None
+    assert client_variable.limit_bypass(variables, uuids) is None
     assert variables["CUDA_MPS_PIPE_DIRECTORY"] == "/run/nvidia-mps/0"
     assert variables["CUDA_VISIBLE_DEVICES"] == ",".join(uuids)
     if memory is None:
@@ -163,9 +163,9 @@ def test_what_is_given_and_what_is_not_passed_on() -> None:
 @pytest.fixture
 def live(host: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
     """An instance that lets clients in, on a host whose /proc is the real one."""
-    host.wish(DeviceMemoryLimit="4G", ActiveThreadPercentage=50)
+    host.desired(DeviceMemoryLimit="4G", ActiveThreadPercentage=50)
     host.start()
-    (host.pipe_root / "0/control").touch()  # through the gate: the daemon's socket
+    (host.pipe_root / "0/control").touch()  # through the front door: the daemon's socket
     for name, function in _REAL.items():
         monkeypatch.setattr(procfs, name, function)
     return host
@@ -245,7 +245,7 @@ def test_a_command_that_dies_of_a_signal_ends_as_in_a_shell(live: Host) -> None:
 # -- the proof
 
 
-def become_client(host: Host, in_s: float, witness: str = "NVML", command: str = "sleep") -> None:
+def become_client(host: Host, in_s: float, probe: str = "NVML", command: str = "sleep") -> None:
     """The last descendant of ours with this word in its command becomes a client, by one of the lists."""
 
     def act() -> None:
@@ -253,9 +253,9 @@ def become_client(host: Host, in_s: float, witness: str = "NVML", command: str =
         while not found:  # on a busy machine the command takes its time to start
             found = [pid for pid in procfs.tree(os.getpid()) if command in procfs.command(pid)]
             time.sleep(0.01)
-        if witness == "NVML":
+        if probe == "NVML":
             host.nvml.clients_mib = {max(found): 514}
-        elif witness == "the daemon":
+        elif probe == "the daemon":
             host.running().start_server(9001, [max(found)])
 
     timer = threading.Timer(in_s, act)
@@ -278,19 +278,19 @@ def until_proven(host: Host, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]
     return ("sh", "-c", f"sh -c '{waiting}'; exit $?")
 
 
-@pytest.mark.parametrize("witness", ["NVML", "the daemon"])
+@pytest.mark.parametrize("probe", ["NVML", "the daemon"])
 def test_a_client_is_proven_by_nvml_or_by_the_daemon(
-    live: Host, witness: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    live: Host, probe: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = until_proven(live, monkeypatch)
-    become_client(live, 0.2, witness, "while")
+    become_client(live, 0.2, probe, "while")
     code, found = report(live, *command, require_mps=True)
     assert code == 3
-    assert (found["became_client"], found["witness"], found["why_not"]) == (True, witness, None)
+    assert (found["became_client"], found["probe"], found["why_not"]) == (True, probe, None)
     assert found["client_pid"] != found["pid"]  # a descendant counts
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 1
-    assert re.fullmatch(rf"mpsctl run: pid \d+, started by pid \d+, is an MPS client \(seen by {witness}\)", lines[0])
+    assert re.fullmatch(rf"mpsctl run: pid \d+, started by pid \d+, is an MPS client \(seen by {probe}\)", lines[0])
 
 
 def test_a_short_client_is_found_in_the_journal(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +305,7 @@ def test_a_short_client_is_found_in_the_journal(live: Host, monkeypatch: pytest.
     line = "[2026-11-29 10:00:00.000 Server 9001] Received new client request NEW CLIENT {} from user 0: Server"
     monkeypatch.setattr(live.systemd, "journal", lambda unit, lines: [line.format(pid) for pid in seen])
     code, found = report(live, "sleep", "0.3", require_mps=True)
-    assert (code, found["witness"]) == (0, "the journal")
+    assert (code, found["probe"]) == (0, "the journal")
 
 
 def test_what_never_opened_cuda_is_told_so(live: Host, capfd: pytest.CaptureFixture[str]) -> None:
@@ -341,10 +341,10 @@ def opened_cuda(host: Host) -> list[str]:
     return [sys.executable, "-c", _OPENS_CUDA, str(library)]
 
 
-def test_why_not_no_gate(live: Host) -> None:
+def test_why_not_no_door(live: Host) -> None:
     live.stop()
     _, found = report(live, *opened_cuda(live))
-    assert "no gate" in str(found["why_not"])
+    assert "no front door" in str(found["why_not"])
     assert "outside MPS" in str(found["why_not"])
 
 
@@ -388,7 +388,7 @@ def test_nothing_is_started_that_could_not_work(live: Host, lower: Lower, says: 
 
 
 def test_a_daemon_that_still_serves_another_gpu(live: Host) -> None:
-    live.wish(GPUs="1", DeviceMemoryLimit="4G")
+    live.desired(GPUs="1", DeviceMemoryLimit="4G")
     with pytest.raises(BadValue, match=f"a daemon that serves {uuid(0)}"):
         run(live, "true")
     environment = live.places.runtime("0") / "daemon.env"
@@ -403,7 +403,7 @@ def test_a_report_that_cannot_be_written_is_refused_before(live: Host, tmp_path:
         run(live, "true", report=tmp_path / name)
 
 
-def test_nvml_that_goes_away_leaves_the_daemon_as_witness(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvml_that_goes_away_leaves_the_daemon_as_probe_client(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     command = until_proven(live, monkeypatch)
     become_client(live, 0.2, "the daemon", "while")
     calls = []
@@ -415,9 +415,9 @@ def test_nvml_that_goes_away_leaves_the_daemon_as_witness(live: Host, monkeypatc
         return live.nvml.opened()
 
     path = live.places.root / "report.json"
-    request = Request("0", command, report=path, quiet=True)
+    request = Request("0", command, report=path, idle=True)
     assert acts.run(replace(world, nvml=once), request, dict(os.environ)) == 3
-    assert json.loads(path.read_text())["witness"] == "the daemon"
+    assert json.loads(path.read_text())["probe"] == "the daemon"
 
 
 # -- B05: control commands are no arguments of the front-end

@@ -11,18 +11,18 @@ from mpsctl.store import record, saved_compute_modes
 UNIT = "mps-control@0.service"
 
 
-def started(host: Host, **wished: object) -> int:
-    host.wish("0", **{"ComputeMode": "exclusive_process", **wished})
+def started(host: Host, **desired: object) -> int:
+    host.desired("0", **{"ComputeMode": "exclusive_process", **desired})
     return host.start().pid
 
 
 def test_no_new_client_gets_in_before_the_daemon_is_asked_to_quit(host: Host) -> None:
     pid = started(host)
-    gate: list[bool] = []
-    host.running().before_command = lambda command: gate.append(host.gate_is_open())
+    door: list[bool] = []
+    host.running().before_command = lambda command: door.append(host.door_is_open())
     assert stop.stop(host.world, "0", pid)
-    assert gate
-    assert not any(gate)
+    assert door
+    assert not any(door)
 
 
 def test_the_daemon_is_given_the_instances_bound(host: Host) -> None:
@@ -77,7 +77,7 @@ def test_a_stop_marks_nothing_as_drained(host: Host) -> None:
     started(host)
     host.stop()
     host.start()
-    assert host.gate_is_open()
+    assert host.door_is_open()
 
 
 def test_a_daemon_that_needs_a_while_is_waited_for(host: Host) -> None:
@@ -99,25 +99,25 @@ def test_a_daemon_that_serves_nobody_is_left_to_systemd(host: Host) -> None:
     pid = started(host)
     host.running().not_served = True
     assert not stop.stop(host.world, "0", pid)
-    assert not host.gate_is_open()
+    assert not host.door_is_open()
 
 
 @pytest.mark.parametrize("main_pid", [None, 77])
 def test_a_daemon_that_has_ended_by_itself_needs_no_stop(host: Host, main_pid: object) -> None:
     host.kill(started(host))
     assert stop.stop(host.world, "0", main_pid)  # type: ignore[arg-type]
-    assert not host.gate_is_open()
+    assert not host.door_is_open()
 
 
-def test_a_gate_in_the_former_pipe_directory_is_closed_too(host: Host) -> None:
+def test_a_door_in_the_former_pipe_directory_is_closed_too(host: Host) -> None:
     """The file may name another directory by now than the running daemon's."""
     pid = started(host)
-    gate: list[bool] = []
-    host.running().before_command = lambda command: gate.append(host.gate_is_open())
-    host.wish(PipeDirectory=f"{host.pipe_root}/moved")
+    door: list[bool] = []
+    host.running().before_command = lambda command: door.append(host.door_is_open())
+    host.desired(PipeDirectory=f"{host.pipe_root}/moved")
     assert stop.stop(host.world, "0", pid)
-    assert gate
-    assert not any(gate)
+    assert door
+    assert not any(door)
 
 
 # -- release
@@ -149,7 +149,7 @@ def test_nothing_is_undone_before_a_restart(host: Host, job: object) -> None:
     stop.release(host.world, "0")
     assert host.nvml.gpu(0).compute_mode == "exclusive_process"
     assert record.short_lives(host.world, "0") == 0
-    assert not host.gate_is_open()
+    assert not host.door_is_open()
 
 
 def test_the_job_of_another_instance_is_not_this_ones(host: Host) -> None:
@@ -176,7 +176,7 @@ def test_prohibited_is_ours_to_undo(host: Host) -> None:
 
 def test_a_mode_that_is_not_managed_is_not_touched(host: Host) -> None:
     host.nvml.all[0] = h200(0, compute_mode="exclusive_process")
-    host.wish()
+    host.desired()
     host.start()
     host.stop()
     assert host.nvml.modes_set == []
@@ -190,7 +190,7 @@ def test_a_host_whose_driver_is_gone_is_released_as_far_as_that_goes(host: Host)
     assert list((host.pipe_root / "0").iterdir()) == []
 
 
-def test_stop_and_start_again_records_the_same_former_mode(host: Host) -> None:
+def test_stop_and_start_again_records_the_same_saved_compute_mode(host: Host) -> None:
     started(host)
     host.stop()
     host.start()

@@ -24,7 +24,7 @@ TERM, KILL = signal.SIGTERM, signal.SIGKILL
 
 @pytest.fixture
 def daemon(host: Host) -> FakeDaemon:
-    host.wish(DeviceMemoryLimit="4G")
+    host.desired(DeviceMemoryLimit="4G")
     host.systemd.unit("mps-control@0.service").enabled = True
     made = host.start()
     made.start_server(SERVER)

@@ -14,13 +14,15 @@ import pytest
 from fakes import H200_MIB, RESERVED_MIB, FakeDaemon, Host, h200, uuid
 from mpsctl.adapters import control_daemon as control
 from mpsctl.adapters import hardware, procfs
+from mpsctl.checks import checking, client_checks, host_checks, instance_checks
 from mpsctl.checks import verify as proofs
-from mpsctl.checks.verify import InstanceLook, Report, checking, client_checks, host_checks, instance_checks, look
+from mpsctl.checks.verify import InstanceLook, Report
 from mpsctl.cli import verify as cli
 from mpsctl.lifecycle import apply
 from mpsctl.model.errors import NotReady
 from mpsctl.model.finding import CANNOT_TELL, FAIL, PASS, WARN, Check
 from mpsctl.model.gpu import Load
+from mpsctl.observe import host as look
 
 UNIT = "mps-control@0.service"
 SERVER = 9001
@@ -28,8 +30,8 @@ SERVER = 9001
 
 @pytest.fixture
 def live(host: Host) -> Host:
-    """A host on which instance 0 runs as wished, with one server and one client at work."""
-    host.wish(DeviceMemoryLimit="4G", ActiveThreadPercentage=50, ClientPriority=1, ComputeMode="exclusive_process")
+    """A host on which instance 0 runs in the desired state, with one server and one client at work."""
+    host.desired(DeviceMemoryLimit="4G", ActiveThreadPercentage=50, ClientPriority=1, ComputeMode="exclusive_process")
     host.systemd.unit(UNIT).enabled = True
     serve(host, host.start())
     return host
@@ -101,7 +103,7 @@ def test_a_healthy_host_is_silent(live: Host) -> None:
 
 
 def test_a_host_without_clients_or_servers_is_silent_too(host: Host) -> None:
-    host.wish(ComputeMode="exclusive_process")
+    host.desired(ComputeMode="exclusive_process")
     host.systemd.unit(UNIT).enabled = True
     host.start()
     assert amiss(verify(host)) == {}
@@ -140,7 +142,7 @@ def test_restarts_by_systemd(live: Host) -> None:
 
 
 def test_a_crash_loop(host: Host) -> None:
-    host.wish()
+    host.desired()
     host.systemd.unit(UNIT).enabled = True
     for _ in range(4):
         host.kill(host.start().pid)
@@ -151,7 +153,7 @@ def test_a_crash_loop(host: Host) -> None:
 
 
 def test_a_unit_that_does_not_run_and_what_cannot_be_told_without_it(host: Host) -> None:
-    host.wish()
+    host.desired()
     host.systemd.unit(UNIT).enabled = True
     found = amiss(verify(host))
     assert found.pop("unit-active") == FAIL
@@ -177,16 +179,16 @@ def test_a_server_that_another_daemon_started(live: Host) -> None:
     assert f"server {SERVER}" in only(live, "main-process", FAIL).found
 
 
-def test_a_gate_that_leads_to_another_daemons_directory(live: Host) -> None:
-    gate = live.pipe_root / "0/control"
-    gate.unlink()
-    gate.symlink_to(".another0000/control")
-    assert "the gate leads to" in next(
+def test_a_door_that_leads_to_another_daemons_directory(live: Host) -> None:
+    door = live.pipe_root / "0/control"
+    door.unlink()
+    door.symlink_to(".another0000/control")
+    assert "the front door leads to" in next(
         one.found for one in verify(live).instances["0"] if one.name == "main-process" and one.level == FAIL
     )
 
 
-def test_a_closed_gate(live: Host) -> None:
+def test_a_closed_door(live: Host) -> None:
     (live.pipe_root / "0/control").unlink()
     only(live, "gate", FAIL)
 
@@ -211,7 +213,7 @@ def test_a_stopped_daemon_is_told_by_its_state_and_never_asked(live: Host) -> No
     assert daemon.commands == []
 
 
-def test_an_answer_cut_short_calls_no_client_a_stranger(live: Host) -> None:
+def test_an_answer_cut_short_calls_no_client_a_foreign_process(live: Host) -> None:
     daemon = live.running()
 
     def hold(command: str) -> None:
@@ -301,7 +303,7 @@ def test_a_host_whose_processes_cannot_be_listed(live: Host, monkeypatch: pytest
 def test_an_instance_that_hangs_is_left_behind_and_holds_up_no_other(
     live: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live.wish("1", ComputeMode="exclusive_process")
+    live.desired("1", ComputeMode="exclusive_process")
     live.systemd.unit("mps-control@1.service").enabled = True
     hang(monkeypatch, "environment", [live.start("1").pid])
     report = proofs.verify(live.world, instance_timeout_s=3)
@@ -371,7 +373,7 @@ def test_an_ancestor_that_is_open_to_the_server_user_is_enough(host: Host) -> No
     import pwd
 
     me = pwd.getpwuid(host.places.root.stat().st_uid).pw_name
-    host.wish(ServerUser=me, ComputeMode="default")
+    host.desired(ServerUser=me, ComputeMode="default")
     host.systemd.unit(UNIT).enabled = True
     host.start()
     host.pipe_root.chmod(0o700)
@@ -379,7 +381,7 @@ def test_an_ancestor_that_is_open_to_the_server_user_is_enough(host: Host) -> No
 
 
 def test_a_server_user_that_this_host_does_not_have(live: Host) -> None:
-    live.wish(ServerUser="nobody-has-this-name", ComputeMode="exclusive_process")
+    live.desired(ServerUser="nobody-has-this-name", ComputeMode="exclusive_process")
     found = next(one for one in verify(live).instances["0"] if one.name == "pipe-directory-access")
     assert (found.level, "nobody-has-this-name" in found.found) == (FAIL, True)
 
@@ -392,13 +394,13 @@ def test_a_gpu_that_is_gone(live: Host) -> None:
     assert amiss(verify(live))["gpus-present"] == FAIL
 
 
-def test_a_daemon_that_serves_another_gpu_than_wished(live: Host) -> None:
-    live.wish(GPUs="1", ComputeMode="default")
+def test_a_daemon_that_serves_another_gpu_than_desired(live: Host) -> None:
+    live.desired(GPUs="1", ComputeMode="default")
     assert amiss(verify(live))["gpus-served"] == FAIL
 
 
 @pytest.mark.parametrize(
-    ("wished", "mode", "level"),
+    ("desired", "mode", "level"),
     [
         ("exclusive_process", "default", FAIL),
         ("exclusive_process", "prohibited", FAIL),
@@ -408,8 +410,10 @@ def test_a_daemon_that_serves_another_gpu_than_wished(live: Host) -> None:
         ("exclusive_process", None, CANNOT_TELL),
     ],
 )
-def test_the_compute_mode_beside_the_wish(host: Host, wished: Optional[str], mode: Optional[str], level: str) -> None:
-    host.wish(ComputeMode=wished)
+def test_the_compute_mode_beside_the_desired_state(
+    host: Host, desired: Optional[str], mode: Optional[str], level: str
+) -> None:
+    host.desired(ComputeMode=desired)
     host.systemd.unit(UNIT).enabled = True
     host.start()
     host.nvml.all = [h200(0, compute_mode=mode)]
@@ -418,10 +422,10 @@ def test_the_compute_mode_beside_the_wish(host: Host, wished: Optional[str], mod
 
 @pytest.mark.parametrize("mode", ["exclusive_process", "prohibited"])
 def test_a_mode_left_behind_without_a_daemon(host: Host, mode: str) -> None:
-    host.wish()
+    host.desired()
     host.nvml.all = [h200(0, compute_mode=mode)]
     assert amiss(verify(host))["compute-mode"] == FAIL
-    host.wish(WhenDown="prohibited", ComputeMode="exclusive_process", ServerUser="root")
+    host.desired(WhenDown="prohibited", ComputeMode="exclusive_process", ServerUser="root")
     expected = None if mode == "prohibited" else FAIL
     assert amiss(verify(host)).get("compute-mode") == expected
 
@@ -480,7 +484,7 @@ def test_a_daemon_that_lets_every_user_change_limits(live: Host) -> None:
 def test_with_a_group_only_its_members_can_and_may_enter(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     gid = os.getegid()
     monkeypatch.setattr(procfs, "gid", lambda name: gid)
-    live.wish(DeviceMemoryLimit="4G", ActiveThreadPercentage=50, ClientPriority=1, Group="mps")
+    live.desired(DeviceMemoryLimit="4G", ActiveThreadPercentage=50, ClientPriority=1, Group="mps")
     live.processes[live.running().pid].gids = (gid,)
     without_the_pid_file(live)
     apply.apply(live.world, "0", live.running().pid)
@@ -506,8 +510,8 @@ def test_a_daemon_that_does_not_tell_the_state(live: Host) -> None:
     only(live, "server-state", CANNOT_TELL)
 
 
-def test_no_server_where_one_is_wished_without_clients(host: Host) -> None:
-    host.wish(ServerUser="root", ComputeMode="exclusive_process")
+def test_no_server_where_one_is_desired_without_clients(host: Host) -> None:
+    host.desired(ServerUser="root", ComputeMode="exclusive_process")
     host.systemd.unit(UNIT).enabled = True
     daemon = host.start()
     daemon.servers.clear()
@@ -523,7 +527,7 @@ def fail_servers(daemon: FakeDaemon, count: int, uid: int = 1000) -> None:
 
 @pytest.mark.parametrize(("count", "level"), [(1, WARN), (2, WARN), (3, FAIL), (6, FAIL)])
 def test_servers_that_end_with_a_failure(host: Host, count: int, level: str) -> None:
-    host.wish(ComputeMode="exclusive_process")
+    host.desired(ComputeMode="exclusive_process")
     host.systemd.unit(UNIT).enabled = True
     fail_servers(host.start(), count)
     found = only(host, "server-exits", level)
@@ -531,7 +535,7 @@ def test_servers_that_end_with_a_failure(host: Host, count: int, level: str) -> 
 
 
 def test_failed_servers_that_were_replaced_are_a_note(host: Host) -> None:
-    host.wish(ComputeMode="exclusive_process")
+    host.desired(ComputeMode="exclusive_process")
     host.systemd.unit(UNIT).enabled = True
     daemon = host.start()
     fail_servers(daemon, 2)
@@ -578,7 +582,7 @@ def test_another_directory_is_no_containers_fault_where_the_daemons_unit_is_sand
 
 
 def test_a_restart_that_waits_for_clients_is_shown(live: Host) -> None:
-    live.wish(
+    live.desired(
         DeviceMemoryLimit="4G",
         ActiveThreadPercentage=50,
         ClientPriority=1,
@@ -587,7 +591,7 @@ def test_a_restart_that_waits_for_clients_is_shown(live: Host) -> None:
     )
     found = {one.name: one for one in verify(live).instances["0"]}["restart-pending"]
     assert found.level == WARN
-    assert found.found == f"the daemon serves {public(live)}, wished /run/elsewhere/0"
+    assert found.found == f"the daemon serves {public(live)}, desired /run/elsewhere/0"
 
 
 @pytest.mark.parametrize(
@@ -689,7 +693,7 @@ def test_of_several_cards_the_fullest_is_told(
     host: Host, free_mib: tuple[Optional[int], ...], level: str, says: str
 ) -> None:
     host.nvml.all = [h200(0), h200(1)]
-    host.wish(GPUs="0 1", ComputeMode="default")
+    host.desired(GPUs="0 1", ComputeMode="default")
     host.systemd.unit(UNIT).enabled = True
     serve(host, host.start())
     for number, free in enumerate(free_mib):
@@ -746,13 +750,13 @@ def test_a_process_on_another_gpu_is_not_this_instances(live: Host) -> None:
     assert amiss(verify(live)) == {}
 
 
-def test_a_client_that_escaped_its_limit(live: Host) -> None:
+def test_a_client_that_bypassed_its_limit_its_limit(live: Host) -> None:
     pid = connect(live, live.running(), CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="1G")
     assert f"client {pid}" in only(live, "client-limits", FAIL).found
 
 
 def test_a_client_with_an_older_limit_is_a_note(live: Host) -> None:
-    live.wish(DeviceMemoryLimit="5G", ActiveThreadPercentage=50, ClientPriority=1, ComputeMode="exclusive_process")
+    live.desired(DeviceMemoryLimit="5G", ActiveThreadPercentage=50, ClientPriority=1, ComputeMode="exclusive_process")
     live.systemd.act("reload", [UNIT])
     report = verify(live)
     assert amiss(report) == {}
@@ -815,7 +819,7 @@ def test_client_pids_that_a_namespace_hides(live: Host) -> None:
 
 @pytest.mark.parametrize(("policy", "level"), [("ignore", None), ("warn", WARN), ("fail", FAIL)])
 def test_ranks_of_a_distributed_run_under_each_policy(live: Host, policy: str, level: Optional[str]) -> None:
-    live.wish(
+    live.desired(
         DeviceMemoryLimit="4G",
         ActiveThreadPercentage=50,
         ClientPriority=1,
@@ -974,12 +978,12 @@ def test_a_unit_that_nobody_starts_is_a_note(live: Host) -> None:
     assert len(managers.evidence) == 1
 
 
-# -- several instances, and the witness
+# -- several instances, and the probe client
 
 
 def test_one_broken_instance_hides_no_other(live: Host) -> None:
     live.places.conf("1").write_text("[Instance]\nGPUs=\n")
-    live.wish("2", ComputeMode="exclusive_process")
+    live.desired("2", ComputeMode="exclusive_process")
     live.systemd.unit("mps-control@2.service").enabled = True
 
     def ask(commands: list[str], deadline_s: float = 10) -> list[list[str]]:
@@ -1011,19 +1015,19 @@ def test_an_instance_that_does_not_exist(live: Host) -> None:
     assert list(report.instances) == ["7"]
 
 
-def test_a_witness_adds_its_checks_and_cannot_break_the_rest(live: Host) -> None:
-    def witness(look: InstanceLook) -> list[Check]:
+def test_a_probe_client_adds_its_checks_and_cannot_break_the_rest(live: Host) -> None:
+    def probe(look: InstanceLook) -> list[Check]:
         if look.instance.name != "0":
             raise NotReady("no")
-        return [Check("witness", FAIL, "it ran outside MPS", "attribute 133 is 1", "see the rest")]
+        return [Check("probe", FAIL, "it ran outside MPS", "attribute 133 is 1", "see the rest")]
 
-    report = proofs.verify(live.world, witness=witness)
-    assert amiss(report) == {"witness": FAIL}
+    report = proofs.verify(live.world, probe=probe)
+    assert amiss(report) == {"probe": FAIL}
 
     def broken(look: InstanceLook) -> list[Check]:
         raise NotReady("no libcuda")
 
-    assert amiss(proofs.verify(live.world, witness=broken)) == {"witness": CANNOT_TELL}
+    assert amiss(proofs.verify(live.world, probe=broken)) == {"probe": CANNOT_TELL}
 
 
 # -- what is printed
@@ -1071,7 +1075,7 @@ def test_the_first_line_and_the_exit_code_are_for_monitoring(
 
 
 def test_what_no_daemon_keeps_from_being_told_is_one_line(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    host.wish()
+    host.desired()
     _, lines = printed(host, capsys)
     assert sum(line.endswith(": no daemon runs") for line in lines) == 1
 
@@ -1082,6 +1086,6 @@ def test_every_check_stands_in_the_documentation() -> None:
     section = text.partition("## Is MPS really active")[2].partition("\n## ")[0]
     table = ",".join(line.split("|")[2] for line in section.splitlines() if line.startswith("| "))
     host = section.partition("Of the host: ")[2].partition(".\n")[0]
-    documented = set(re.findall(r"[a-z]+(?:-[a-z]+)+|configuration|restarts|gate|persistence", table + host))
+    documented = set(re.findall(r"[a-z]+(?:-[a-z]+)+|configuration|restarts|front door|persistence", table + host))
     checks = [*host_checks.CHECKS, *instance_checks.CHECKS, *client_checks.CHECKS]
     assert documented == {"configuration", *(checking.name_of(one) for one in checks)}  # type: ignore[arg-type]

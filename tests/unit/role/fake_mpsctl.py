@@ -39,9 +39,9 @@ def main() -> int:
     policy = ("build", "atomic", "on_clients", "drain_timeout_s")
     if not check:
         (place / "policy").write_text(json.dumps({key: request[key] for key in policy[2:]}))
-    wished = json.dumps({k: v for k, v in request.items() if k not in policy}, indent=1) + "\n"
+    desired = json.dumps({k: v for k, v in request.items() if k not in policy}, indent=1) + "\n"
     before = state.read_text() if state.exists() else ""
-    changed = before != wished or program.parent != place
+    changed = before != desired or program.parent != place
     answer = {
         "format": 1,
         "program_differs": False,
@@ -50,9 +50,9 @@ def main() -> int:
         "refused": None,
         "missing": None,
         "error": None,
-        "actions": ["write state.json"] if before != wished else [],
-        "diff": [{"before_header": "state", "after_header": "state", "before": before, "after": wished}]
-        if before != wished
+        "actions": ["write state.json"] if before != desired else [],
+        "diff": [{"before_header": "state", "after_header": "state", "before": before, "after": desired}]
+        if before != desired
         else [],
         "pending": [],
         "instances": {},
@@ -65,7 +65,7 @@ def main() -> int:
         answer["put_back"] = behaviour.get("put_back")
         answer["changed"] = False
     elif changed and not check and not answer["refused"] and not answer["missing"]:
-        state.write_text(wished)
+        state.write_text(desired)
         if program.parent != place:
             shutil.copy(program, place / "mpsctl")
     print(json.dumps(answer))

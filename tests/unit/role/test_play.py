@@ -151,7 +151,7 @@ def test_a_host_without_python_is_named_as_such(fleet: Fleet) -> None:
     assert "ansible_python_interpreter" in message
 
 
-HELD_BACK = "mps : Say which clients are in the way of a restart"
+DEFERRED = "mps : Say which clients are in the way of a restart"
 WAITING = {
     "instance": "0",
     "why": "the GPU changed",
@@ -159,7 +159,7 @@ WAITING = {
 }
 
 
-def hold_back(fleet: Fleet, *names: str) -> None:
+def defer(fleet: Fleet, *names: str) -> None:
     for name in names:
         (fleet.root / name / "behaviour.json").write_text(json.dumps({"answer": {"pending": [WAITING]}}))
 
@@ -178,19 +178,19 @@ def test_a_restart_that_was_withheld_fails_its_host_and_is_no_change(
     place = fleet.add("a")
     fleet.add("b")
     fleet.play()
-    hold_back(fleet, "a")
+    defer(fleet, "a")
     run = fleet.play(variables=policy)
     assert run.exit_code != 0
     assert run.changed() == {}
-    assert list(run.of(HELD_BACK, "failed")) == ["a"]
+    assert list(run.of(DEFERRED, "failed")) == ["a"]
     assert run.message().startswith(
         "instance 0 waits for its clients to leave: the GPU changed; clients: 7 (train, user alice, 3 h 5 min old);"
     )
     assert says in run.message()
     assert "WARNING" not in run.output
-    wished = {"on_clients": "refuse", "drain_timeout_s": 300}
+    desired = {"on_clients": "refuse", "drain_timeout_s": 300}
     assert json.loads((place / "policy").read_text()) == {
-        **wished,
+        **desired,
         **{key.removeprefix("mps_"): value for key, value in policy.items()},
     }
 
@@ -199,11 +199,11 @@ def test_a_restart_that_was_withheld_fails_its_host_and_is_no_change(
 def test_everything_else_is_done_before_a_withheld_restart_ends_the_run(fleet: Fleet, serial: object) -> None:
     for name in "abc":
         fleet.add(name)
-    hold_back(fleet, "a", "b")
+    defer(fleet, "a", "b")
     run = fleet.play(variables={"mps_serial": serial})
     assert run.exit_code != 0
     assert run.changed() == {name: [CONVERGE] for name in "abc"}
-    assert sorted(run.of(HELD_BACK, "failed")) == ["a", "b"]
+    assert sorted(run.of(DEFERRED, "failed")) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_everything_else_is_done_before_a_withheld_restart_ends_the_run(fleet: F
 def test_in_check_mode_a_withheld_restart_is_a_warning(fleet: Fleet, policy: str, says: str) -> None:
     fleet.add("a")
     fleet.play()
-    hold_back(fleet, "a")
+    defer(fleet, "a")
     run = fleet.play("--check", "-e", f"mps_on_clients={policy}")
     assert run.exit_code == 0, run.output
     said = " ".join(run.output.split())
@@ -228,7 +228,7 @@ def test_in_check_mode_a_withheld_restart_is_a_warning(fleet: Fleet, policy: str
 def test_changed_limits_alone_do_not_fail_by_a_withheld_restart(fleet: Fleet) -> None:
     fleet.add("a")
     fleet.play()
-    hold_back(fleet, "a")
+    defer(fleet, "a")
     run = fleet.play(playbook=Path(__file__).resolve().parents[3] / "playbooks" / "limits.yml")
     assert run.exit_code == 0, run.output
     assert "instance 0 waits for its clients to leave" in " ".join(run.output.split())
@@ -237,12 +237,12 @@ def test_changed_limits_alone_do_not_fail_by_a_withheld_restart(fleet: Fleet) ->
 def test_a_withheld_restart_ends_a_play_of_ones_own_as_well(fleet: Fleet) -> None:
     fleet.add("a")
     fleet.play()
-    hold_back(fleet, "a")
+    defer(fleet, "a")
     playbook = fleet.root / "own.yml"
     playbook.write_text("- hosts: gpu-nodes\n  gather_facts: false\n  roles: [mps]\n")
     run = fleet.play(playbook=playbook)
     assert run.exit_code != 0
-    assert list(run.of(HELD_BACK, "failed")) == ["a"]
+    assert list(run.of(DEFERRED, "failed")) == ["a"]
 
 
 MISSING = {
@@ -379,7 +379,7 @@ def test_the_real_program_is_built_and_carried(fleet: Fleet) -> None:
 
 
 def test_results_are_readable(fleet: Fleet) -> None:
-    """A failure shows its line whole, not as one string with escapes."""
+    """A failure shows its line whole, not as one string with limit bypasses."""
     fleet.add("a", {"answer": {"refused": "mps_x: found 'é', expected 'ü'; do"}})
     fleet.add("b", {"answer": {"refused": 'mps_y: found "q", expected p; do'}})
     output = fleet.play().output

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mps_role import held_back, request, variables
+from mps_role import deferred, request, variables
 from mpsctl.converge.reconcile import Request
 from mpsctl.model.instance import parse_conf
 
@@ -78,11 +78,11 @@ def test_a_unit_has_the_runtime_directory_of_the_pipe_root(root: str) -> None:
     assert lines == ([f"RuntimeDirectory={root.removeprefix('/run/')}/%i"] if root.startswith("/run/") else [])
 
 
-def test_the_policy_for_escaped_clients_reaches_the_file() -> None:
+def test_the_policy_for_bypassed_its_limit_clients_reaches_the_file() -> None:
     by_default = parse_conf(_request()["instance_per_gpu"], "0")
-    assert (by_default.escaped_clients, by_default.escape_grace_s) == ("report", 60)
-    strict = parse_conf(_request(escaped_clients="terminate", escape_grace_s=5)["instance_per_gpu"], "0")
-    assert (strict.escaped_clients, strict.escape_grace_s) == ("terminate", 5)
+    assert (by_default.limit_bypass, by_default.limit_bypass_grace_s) == ("report", 60)
+    strict = parse_conf(_request(limit_bypass="terminate", limit_bypass_grace_s=5)["instance_per_gpu"], "0")
+    assert (strict.limit_bypass, strict.limit_bypass_grace_s) == ("terminate", 5)
 
 
 @pytest.mark.parametrize("policy", ["ignore", "warn", "fail"])
@@ -94,11 +94,11 @@ def test_the_policy_for_distributed_jobs_reaches_the_file(policy: str) -> None:
 @pytest.mark.parametrize("policy", ["report", "restart"])
 def test_the_policy_for_a_daemon_that_answers_nothing_reaches_the_file(policy: str) -> None:
     assert parse_conf(_request()["instance_per_gpu"], "0").unresponsive_daemon == "report"
-    wished = _request(unresponsive_daemon=policy)["instance_per_gpu"]
-    assert parse_conf(wished, "0").unresponsive_daemon == policy
+    desired = _request(unresponsive_daemon=policy)["instance_per_gpu"]
+    assert parse_conf(desired, "0").unresponsive_daemon == policy
 
 
-def test_the_health_timer_is_carried_and_wished_to_run() -> None:
+def test_the_health_timer_is_carried_and_desired_to_run() -> None:
     found = _request()
     files = {entry["path"].rpartition("/")[2]: entry["content"] for entry in found["files"]}
     assert found["units"] == ["mps-health.timer"]
@@ -121,7 +121,7 @@ def test_what_a_run_may_do_with_clients_is_asked_for_and_stands_in_no_file() -> 
 @pytest.mark.parametrize("policy", ["refuse", "wait", "terminate"])
 @pytest.mark.parametrize("check", [True, False])
 def test_where_nobody_can_tell_who_is_connected_no_policy_is_named(policy: str, check: bool) -> None:
-    found = held_back.line({"instance": "0", "why": "it hangs", "clients": []}, policy, 300, check)
+    found = deferred.line({"instance": "0", "why": "it hangs", "clients": []}, policy, 300, check)
     assert "clients: not told; nobody is ended unseen" in found
     assert "300" not in found
 

@@ -1,4 +1,4 @@
-"""What is wished of a daemon, as the commands that set it and the answers that prove it."""
+"""What is desired of a daemon, as the commands that set it and the answers that prove it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fakes import H200_MIB, FakeDaemon, h200, split_by_mig, uuid
 from mpsctl.model import quantity
 from mpsctl.model.errors import NotReady
 from mpsctl.model.instance import Instance
-from mpsctl.store.desired import Wish, memory_of, steps
+from mpsctl.store.desired_values import Desired, memory_of, steps
 from mpsctl.store.record import InForce
 
 
@@ -21,8 +21,8 @@ def known(*limits_mib: Optional[int]) -> InForce:
 
 
 def test_the_defaults_are_set_per_ordinal_and_in_whole_mib() -> None:
-    wish = Wish((4096, None, 1536), 50.0, 1)
-    assert [(step.setter, step.getter, step.reads) for step in steps(wish, None)] == [
+    desired = Desired((4096, None, 1536), 50.0, 1)
+    assert [(step.setter, step.getter, step.reads) for step in steps(desired, None)] == [
         ("set_default_device_pinned_mem_limit 0 4096M", "get_default_device_pinned_mem_limit 0", "4G"),
         ("set_default_device_pinned_mem_limit 2 1536M", "get_default_device_pinned_mem_limit 2", "1G"),
         ("set_default_active_thread_percentage 50", "get_default_active_thread_percentage", "50.0"),
@@ -31,23 +31,23 @@ def test_the_defaults_are_set_per_ordinal_and_in_whole_mib() -> None:
 
 
 def test_a_server_is_named_by_its_pid_and_has_no_priority_of_its_own() -> None:
-    assert [(step.setter, step.getter) for step in steps(Wish((4096,), 12.5, 1), None, "77")] == [
+    assert [(step.setter, step.getter) for step in steps(Desired((4096,), 12.5, 1), None, "77")] == [
         ("set_device_pinned_mem_limit 77 0 4096M", "get_device_pinned_mem_limit 77 0"),
         ("set_active_thread_percentage 77 12.5", "get_active_thread_percentage 77"),
     ]
 
 
 def test_what_is_not_managed_is_neither_set_nor_asked() -> None:
-    assert steps(Wish((None, None), None, None), None) == []
+    assert steps(Desired((None, None), None, None), None) == []
 
 
 def test_a_share_is_taken_of_each_device() -> None:
     instance = Instance("0", ("0", "1"), "/run/mps", limit=quantity.parse("50%"))
-    assert Wish.of(instance, [H200_MIB, 16_384]).limits_mib == (71_885, 8192)
+    assert Desired.of(instance, [H200_MIB, 16_384]).limits_mib == (71_885, 8192)
 
 
 def test_below_one_gib_the_getter_is_proof_enough() -> None:
-    (step,) = steps(Wish((900,), None, None), None)
+    (step,) = steps(Desired((900,), None, None), None)
     assert step.in_force(["900M"])
     assert not step.in_force(["800M"])
     assert not step.in_force([])
@@ -55,12 +55,12 @@ def test_below_one_gib_the_getter_is_proof_enough() -> None:
 
 def test_from_one_gib_on_the_getter_proves_a_limit_only_together_with_what_was_set() -> None:
     """It shows 1G for 1024 to 2047 MiB."""
-    wish = Wish((1536,), None, None)
-    assert not steps(wish, None)[0].in_force(["1G"])
-    assert not steps(wish, known(1024))[0].in_force(["1G"])
-    assert not steps(wish, known())[0].in_force(["1G"])
-    assert steps(wish, known(1536))[0].in_force(["1G"])
-    assert not steps(wish, known(1536))[0].in_force(["2G"])
+    desired = Desired((1536,), None, None)
+    assert not steps(desired, None)[0].in_force(["1G"])
+    assert not steps(desired, known(1024))[0].in_force(["1G"])
+    assert not steps(desired, known())[0].in_force(["1G"])
+    assert steps(desired, known(1536))[0].in_force(["1G"])
+    assert not steps(desired, known(1536))[0].in_force(["2G"])
 
 
 def test_memory_is_that_of_the_gpu_or_of_the_mig_device() -> None:
@@ -81,7 +81,7 @@ def test_what_is_set_reads_back_from_a_daemon_as_the_step_says(
     limits_mib: list[Optional[int]], percentage: Optional[float], priority: Optional[int]
 ) -> None:
     daemon = FakeDaemon()
-    for step in steps(Wish(tuple(limits_mib), percentage, priority), known(*limits_mib)):
+    for step in steps(Desired(tuple(limits_mib), percentage, priority), known(*limits_mib)):
         daemon.ask([step.setter])
         assert step.in_force(daemon.ask([step.getter])[0]), step
     assert daemon.limits == {str(n): mib << 20 for n, mib in enumerate(limits_mib) if mib is not None}

@@ -1,4 +1,4 @@
-"""The gate: relative links in the public directory to the daemon's own."""
+"""The front door: relative links in the public directory to the daemon's own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def public(root: Path) -> Path:
 def test_the_links_are_relative_and_so_hold_in_a_container_that_mounts_the_directory_elsewhere(public: Path) -> None:
     private = pipe.new_private(public)
     (private / "control").write_text("the socket")
-    assert pipe.open_gate(public, private)
+    assert pipe.open_door(public, private)
     elsewhere = public.with_name("elsewhere")
     public.rename(elsewhere)
     for name in ("control", "control_privileged"):
@@ -29,17 +29,17 @@ def test_the_links_are_relative_and_so_hold_in_a_container_that_mounts_the_direc
     assert (elsewhere / "control").read_text() == "the socket"
 
 
-def test_opening_an_open_gate_changes_nothing(public: Path) -> None:
+def test_opening_an_open_door_changes_nothing(public: Path) -> None:
     private = pipe.new_private(public)
-    pipe.open_gate(public, private)
+    pipe.open_door(public, private)
     before = (public / "control").lstat().st_ino
-    assert not pipe.open_gate(public, private)
+    assert not pipe.open_door(public, private)
     assert (public / "control").lstat().st_ino == before
 
 
-def test_an_open_gate_moves_to_the_next_daemon_in_one_step(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_open_door_moves_to_the_next_daemon_in_one_step(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = pipe.new_private(public), pipe.new_private(public)
-    pipe.open_gate(public, first)
+    pipe.open_door(public, first)
     seen: list[bool] = []
     replace = os.replace
 
@@ -49,23 +49,23 @@ def test_an_open_gate_moves_to_the_next_daemon_in_one_step(public: Path, monkeyp
         seen.append(target.is_symlink())
 
     monkeypatch.setattr(os, "replace", watched)
-    assert pipe.open_gate(public, second)
+    assert pipe.open_door(public, second)
     assert seen == [True] * 4
-    assert pipe.behind_gate(public) == second
+    assert pipe.behind_door(public) == second
 
 
-def test_a_closed_gate_leads_nowhere(public: Path) -> None:
-    assert pipe.behind_gate(public) is None
-    pipe.open_gate(public, pipe.new_private(public))
-    pipe.close_gate(public)
-    assert pipe.behind_gate(public) is None
-    pipe.close_gate(public)
+def test_a_closed_door_leads_nowhere(public: Path) -> None:
+    assert pipe.behind_door(public) is None
+    pipe.open_door(public, pipe.new_private(public))
+    pipe.close_door(public)
+    assert pipe.behind_door(public) is None
+    pipe.close_door(public)
 
 
-def test_a_closed_gate_leaves_the_daemons_own_directory(public: Path) -> None:
+def test_a_closed_door_leaves_the_daemons_own_directory(public: Path) -> None:
     private = pipe.new_private(public)
-    pipe.open_gate(public, private)
-    pipe.close_gate(public)
+    pipe.open_door(public, private)
+    pipe.close_door(public)
     assert list(public.iterdir()) == [private]
 
 
@@ -164,7 +164,7 @@ def test_a_temporary_file_that_a_crash_left_is_no_obstacle(root: Path) -> None:
 
 def test_daemons_on_a_directory_are_told_by_their_environment(host: Host) -> None:
     public = host.pipe_root / "0"
-    host.wish()
+    host.desired()
     daemon = host.start()
     host.process("nvidia-cuda-mps-control", "/usr/bin/nvidia-cuda-mps-control -f", None)
     assert pipe.daemons_on(public) == [daemon.pid]

@@ -13,7 +13,7 @@ ABSENT = 127
 _SIGNS = {"format", "error", "exit_code"}
 """Keys by which an answer of the program is told from what else a host may print."""
 
-_CARRIER = Path(__file__).with_name("carrier.py")
+_BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 
 
 def reconcile(check: bool) -> list[str]:
@@ -27,13 +27,13 @@ def command(program: str, python: str, arguments: Sequence[str]) -> str:
     return f"test -r {shlex.quote(program)} || exit {ABSENT}; {shlex.join(words)}"
 
 
-def carrying_command(size_bytes: int, temporary: str, python: str, arguments: Sequence[str]) -> str:
+def bootstrap_command(size_bytes: int, temporary: str, python: str, arguments: Sequence[str]) -> str:
     """The shell command that takes the program from the first ``size_bytes`` of its input and asks that one.
 
     One round trip where Ansible's own way of sending a file needs four. The program lies in Ansible's
     temporary directory while it runs.
     """
-    words = [python, "-IS", "-c", _CARRIER.read_text(encoding="utf-8"), str(size_bytes), temporary]
+    words = [python, "-IS", "-c", _BOOTSTRAP.read_text(encoding="utf-8"), str(size_bytes), temporary]
     return shlex.join([*words, *arguments])
 
 
@@ -49,7 +49,7 @@ def answer(stdout: str) -> Optional[dict[str, Any]]:
     return None
 
 
-def silence(result: dict[str, Any], python: str) -> str:
+def no_answer(result: dict[str, Any], python: str) -> str:
     """One line for a host that gave no answer."""
     code = result.get("rc")
     said = " | ".join(line.strip() for line in str(result.get("stderr") or "").splitlines() if line.strip())

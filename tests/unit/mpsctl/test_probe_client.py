@@ -1,4 +1,4 @@
-"""The witness: as whom it comes, when it stays away, and what it concludes from what a client sees."""
+"""The probe client: as whom it comes, when it stays away, and what it concludes from what a client sees."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _as_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def start(host: Host, **values: object) -> FakeDaemon:
-    host.wish("0", **{"DeviceMemoryLimit": "4G", **values})
+    host.desired("0", **{"DeviceMemoryLimit": "4G", **values})
     host.nvml.loads = {uuid(index): Load(300, 143_000, 0) for index in range(4)}
     return host.start()
 
@@ -210,7 +210,7 @@ def test_every_device_of_an_instance_is_looked_at(host: Host) -> None:
     assert any("device 1" in check.found for check in checks)
 
 
-def test_all_witnesses_together_are_bounded_in_time(host: Host) -> None:
+def test_all_probe_clients_together_are_bounded_in_time(host: Host) -> None:
     start(host, MultiUser="yes")
     client = FakeClient(fails=TooLate("not up"))
     world = replace(host.world, cuda=client.client)
@@ -226,7 +226,7 @@ def test_all_witnesses_together_are_bounded_in_time(host: Host) -> None:
     assert len(client.trials) == 1
 
 
-def test_a_daemon_that_does_not_answer_is_no_fault_of_the_witness(host: Host) -> None:
+def test_a_daemon_that_does_not_answer_is_no_fault_of_the_probe_client(host: Host) -> None:
     start(host).not_served = True
     [check] = look(host, FakeClient())
     assert check.level == CANNOT_TELL

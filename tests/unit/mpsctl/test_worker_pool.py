@@ -1,4 +1,4 @@
-"""Processes that work at the same time: what is no process of a crew, and what those that are leave behind."""
+"""Processes that work at the same time: what is no process of a worker pool, and what those that are leave behind."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mpsctl.adapters.stop_request import Stop
 WAIT = "import os; os.read(0, 1)"
 
 
-def of(source: str) -> worker_pool.Crew:
-    return worker_pool.Crew([[sys.executable, "-c", source]], dict(os.environ), Stop())
+def of(source: str) -> worker_pool.WorkerPool:
+    return worker_pool.WorkerPool([[sys.executable, "-c", source]], dict(os.environ), Stop())
 
 
 @pytest.mark.parametrize("said", ["null", "5", "[]", '"text"', "true", "welcome to this host", "", "[" * 100_000])
-def test_a_line_that_is_no_process_of_a_crew_is_told_as_it_is(said: str) -> None:
+def test_a_line_that_is_no_process_of_a_worker_pool_is_told_as_it_is(said: str) -> None:
     with (
         of(f"print({said!r}, flush=True); {WAIT}") as one,
         pytest.raises(worker_pool.Failed, match="a process said b'"),

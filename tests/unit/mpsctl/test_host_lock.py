@@ -23,8 +23,8 @@ NOW_S = 0.0
 
 
 def converge(host: Host, check: bool) -> Answer:
-    wished = [{"name": "0", "conf": host.conf(DeviceMemoryLimit="4G", ComputeMode="exclusive_process")}]
-    request = Request.from_json({"format": 1, "files": [], "instances": wished})
+    desired = [{"name": "0", "conf": host.conf(DeviceMemoryLimit="4G", ComputeMode="exclusive_process")}]
+    request = Request.from_json({"format": 1, "files": [], "instances": desired})
     return reconcile.reconcile(host.world, request, check)
 
 
@@ -43,7 +43,7 @@ def take(host: Host) -> int:
 @pytest.fixture
 def deployed(host: Host) -> Host:
     converge(host, False)
-    host.wish(DeviceMemoryLimit="6G", ComputeMode="exclusive_process")  # something to do for either run
+    host.desired(DeviceMemoryLimit="6G", ComputeMode="exclusive_process")  # something to do for either run
     return host
 
 
@@ -194,7 +194,7 @@ def test_what_a_killed_run_started_is_named(host: Host, monkeypatch: pytest.Monk
     monkeypatch.setattr("mpsctl.adapters.procfs.has_open", lambda pid, path: pid == child)
     error = converge(host, False).error
     assert error is not None
-    assert f"pid 4711 was cut off, and what it started is at work: pid {child} (systemctl start" in error
+    assert f"pid 4711 was interrupted, and what it started is at work: pid {child} (systemctl start" in error
     os.close(lock)
 
 

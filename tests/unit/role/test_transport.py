@@ -9,29 +9,29 @@ from pathlib import Path
 
 import pytest
 
-from mps_role import courier
+from mps_role import transport
 
 ANSWER = json.dumps({"format": 1, "changed": False})
 
 
 @pytest.mark.parametrize("before", ["", "motd\n", "{\n", '{"a": 1} and more\n', "\x1b[0m{}\n"])
 def test_the_last_object_is_the_answer(before: str) -> None:
-    assert courier.answer(f"{before}{ANSWER}\n") == {"format": 1, "changed": False}
-    assert courier.answer(f"{before}{ANSWER}\r\n\n") == {"format": 1, "changed": False}
+    assert transport.answer(f"{before}{ANSWER}\n") == {"format": 1, "changed": False}
+    assert transport.answer(f"{before}{ANSWER}\r\n\n") == {"format": 1, "changed": False}
 
 
 @pytest.mark.parametrize("text", ["", "\n", "[]", "1", "{", '{"a": 1}', ANSWER[:-1], f"{ANSWER}\n{{broken"])
 def test_anything_else_is_none(text: str) -> None:
-    assert courier.answer(text) is None
+    assert transport.answer(text) is None
 
 
 def test_an_error_is_an_answer() -> None:
-    assert courier.answer('{"error": "no root"}') == {"error": "no root"}
+    assert transport.answer('{"error": "no root"}') == {"error": "no root"}
 
 
 def _carry(tmp_path: Path, program: bytes, request: bytes) -> subprocess.CompletedProcess[bytes]:
     base = tmp_path / "remote tmp"
-    command = courier.carrying_command(len(program), str(base), sys.executable, courier.reconcile(check=True))
+    command = transport.bootstrap_command(len(program), str(base), sys.executable, transport.reconcile(check=True))
     done = subprocess.run(["/bin/sh", "-c", command], input=program + request, capture_output=True, check=False)
     assert list(base.iterdir()) == []
     assert base.stat().st_mode & 0o777 == 0o700
@@ -47,7 +47,7 @@ def test_the_program_takes_its_bytes_and_leaves_the_request(tmp_path: Path) -> N
 
 def test_a_program_that_does_not_arrive_whole_is_not_run(tmp_path: Path) -> None:
     base = tmp_path / "tmp"
-    command = courier.carrying_command(100, str(base), sys.executable, courier.reconcile(check=True))
+    command = transport.bootstrap_command(100, str(base), sys.executable, transport.reconcile(check=True))
     done = subprocess.run(["/bin/sh", "-c", command], input=b"print(1)", capture_output=True, check=False)
     assert done.returncode == 1
     assert b"did not arrive whole" in done.stderr
@@ -55,5 +55,5 @@ def test_a_program_that_does_not_arrive_whole_is_not_run(tmp_path: Path) -> None
 
 
 def test_the_command_for_a_host_without_the_program(tmp_path: Path) -> None:
-    command = courier.command(str(tmp_path / "mpsctl"), sys.executable, courier.reconcile(check=True))
-    assert subprocess.run(["/bin/sh", "-c", command], check=False).returncode == courier.ABSENT
+    command = transport.command(str(tmp_path / "mpsctl"), sys.executable, transport.reconcile(check=True))
+    assert subprocess.run(["/bin/sh", "-c", command], check=False).returncode == transport.ABSENT
