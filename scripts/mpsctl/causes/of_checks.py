@@ -19,7 +19,7 @@ CAUSES_OF_CHECKS: Mapping[str, str] = {
     "unit-active": "unit-not-active",
     "restarts": "daemon-went-away",
     "other-daemons": "two-daemons-one-gpu",
-    "gate": "front door-closed",
+    "front-door": "front door-closed",
     "pipe-directory-files": "cleaned-pipe-directory",
     "pipe-directory-access": "pipe-directory-closed",
     "gpus-served": "set-before-restart",

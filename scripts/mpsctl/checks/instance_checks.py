@@ -145,7 +145,7 @@ def _why_unresponsive(problem: str) -> list[Reason]:
     return []
 
 
-def door(look: InstanceLook) -> Finding:
+def front_door(look: InstanceLook) -> Finding:
     """Clients find the daemon on the public directory."""
     if look.status.door_open:
         return passed(f"{look.public} leads to the daemon")
@@ -529,7 +529,7 @@ CHECKS: tuple[Callable[[InstanceLook], Finding], ...] = (
     orphan_daemon,
     other_daemons,
     daemon_answers,
-    door,
+    front_door,
     pipe_directory_files,
     pipe_directory_access,
     limits_guarded,

@@ -409,9 +409,9 @@ def test_built_in_work_ends_with_whoever_started_it(library: Path, where: Option
     wanted = {"kind": "launch", "uid": None, "gid": None, "loops": 100, "multiprocessors": 132, "life_s": 500}
     script = (
         f"import sys, os, json, time; sys.path[:0] = {[path for path in sys.path if path]!r}\n"
-        "from mpsctl.adapters import worker_pool as worker pool, cuda, stop_request as stop\n"
+        "from mpsctl.adapters import worker_pool, cuda, stop_request as stop\n"
         f"wanted = json.loads(sys.argv[1]); wanted['parent'] = os.getpid()\n"
-        "one = worker_pool.Crew([cuda.program('cuda_work', json.dumps(wanted))] * 2, dict(os.environ), stop.Stop())\n"
+        "one = worker_pool.WorkerPool([cuda.program('cuda_work', json.dumps(wanted))] * 2, dict(os.environ), stop.Stop())\n"
         + (
             "print('up', flush=True); time.sleep(1000)"
             if where

@@ -104,7 +104,7 @@ def test_the_builds_id_changes_with_every_source(program: Path, tmp_path: Path) 
     first, _ = module.contents()
     copy = tmp_path / "mpsctl"
     shutil.copytree(BUILDER.parent / "mpsctl", copy)
-    with (copy / "values" / "gpu.py").open("a") as file:
+    with (copy / "model" / "gpu.py").open("a") as file:
         file.write("# another line\n")
     module.SOURCES = copy
     second, _ = module.contents()

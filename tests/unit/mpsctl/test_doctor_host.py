@@ -350,7 +350,7 @@ def test_a_percentage_that_leaves_the_rest_idle(host: Host, running: FakeDaemon)
 
 
 def test_nvml_that_hangs_is_left_behind(host: Host, running: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "NVML_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(doctors_host.verify_look, "NVML_TIMEOUT_S", 0.1)
     host.nvml.hangs = True
     checks = [one for _, one in verify.verify(host.world, nvml_timeout_s=0.1).every]
     answer = consult.consult(host.world, Question(), checks)
@@ -373,7 +373,7 @@ def test_a_process_of_which_proc_does_not_answer_is_left_behind(
 
     monkeypatch.setattr(procfs, "command", read)
     asked = Question() if of == "host" else Question(pids=[pid])
-    answer = consult.consult(host.world, asked, [Check("gate", FAIL, "this", "that", "do so")])
+    answer = consult.consult(host.world, asked, [Check("front-door", FAIL, "this", "that", "do so")])
     assert "did not answer within 0.1 s" in answer.understood[0]
     assert [one.name for one in answer.diagnoses] == (["front door-closed"] if of == "host" else [])
 

@@ -142,7 +142,7 @@ def test_another_user_than_the_servers_does_not_wait_behind_it(host: Host, monke
     assert "user 1001 would wait" in check.found
 
 
-@pytest.mark.parametrize("lacks", ["memory", "clients", "free memory not told", "gate"])
+@pytest.mark.parametrize("lacks", ["memory", "clients", "free memory not told", "front-door"])
 def test_a_full_gpu_is_not_disturbed(host: Host, lacks: str) -> None:
     daemon = start(host)
     serve(host, daemon, ROOT, range(100, 147) if lacks == "clients" else [100])
@@ -150,7 +150,7 @@ def test_a_full_gpu_is_not_disturbed(host: Host, lacks: str) -> None:
         host.nvml.loads[uuid(0)] = Load(143_000, 514 + 255, 0)
     elif lacks == "free memory not told":
         host.nvml.loads[uuid(0)] = Load()
-    elif lacks == "gate":
+    elif lacks == "front-door":
         host.stop()
     client = FakeClient()
     assert levels(look(host, client)) == {probe_client.CONNECTS: CANNOT_TELL}

@@ -158,7 +158,7 @@ def test_a_unit_that_does_not_run_and_what_cannot_be_told_without_it(host: Host)
     found = amiss(verify(host))
     assert found.pop("unit-active") == FAIL
     assert set(found.values()) == {CANNOT_TELL}
-    for name in ("main-process", "daemon-answers", "gate", "memory-limit", "server-state", "client-limits"):
+    for name in ("main-process", "daemon-answers", "front-door", "memory-limit", "server-state", "client-limits"):
         assert name in found
 
 
@@ -190,7 +190,7 @@ def test_a_door_that_leads_to_another_daemons_directory(live: Host) -> None:
 
 def test_a_closed_door(live: Host) -> None:
     (live.pipe_root / "0/control").unlink()
-    only(live, "gate", FAIL)
+    only(live, "front-door", FAIL)
 
 
 def test_a_daemon_that_does_not_answer(live: Host) -> None:
