@@ -30,7 +30,15 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 
 
 class NotServed(NotReady):
-    """The daemon is there but did not answer within the deadline."""
+    """The daemon is there but did not answer within the deadline; ``holders`` are front-ends that were open, by pid."""
+
+    def __init__(self, text: str, holders: Sequence[int] = ()) -> None:
+        super().__init__(text)
+        self.holders = tuple(holders)
+
+
+class Stopped(NotServed):
+    """The daemon's process is stopped by a signal or a debugger: it accepts connections and never answers."""
 
 
 class Unreachable(NotReady):
@@ -67,7 +75,7 @@ class Bounded:
 
     def ask(self, commands: Sequence[str], deadline_s: float = 10) -> list[list[str]]:
         if procfs.stopped(self._pid):
-            raise NotServed(f"the control daemon {self._pid} is stopped (state T)")
+            raise Stopped(f"the control daemon (pid {self._pid}) is stopped by a signal (state T)")
         left_s = self._end_s - self._now_s()
         if left_s <= 0:
             raise NotServed("the control daemon did not answer in time for this look; nothing was restarted")
@@ -95,9 +103,11 @@ class FrontEnd:
                 if answers is not None:
                     return answers
                 if time.monotonic() + pause_s >= end:
+                    holders = list(processes(front_ends=True))
                     raise NotServed(
                         f"the control daemon on {self._pipe_directory} did not answer within {deadline_s:g} s"
-                        f" ({problem}); {self._holders()}"
+                        f" ({problem}); {_told(holders)}",
+                        holders,
                     )
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -136,23 +146,24 @@ class FrontEnd:
         try:
             descriptor = locks.take(self._lock, end)
         except locks.Taken:
+            holders = list(processes(front_ends=True))
             raise NotServed(
-                f"another mpsctl holds the control daemon on {self._pipe_directory}; {self._holders()}"
+                f"another mpsctl holds the control daemon on {self._pipe_directory}; {_told(holders)}", holders
             ) from None
         try:
             yield
         finally:
             os.close(descriptor)
 
-    def _holders(self) -> str:
-        """Who may be holding the session: other front-ends that run."""
-        held = [
-            f"pid {pid} (user {procfs.uid(pid)}, parent {procfs.command(procfs.parent(pid)) or 'gone'})"
-            for pid in processes(front_ends=True)
-        ]
-        if held:
-            return f"it may be held by {', '.join(sorted(held))}: end that session"
+
+def _told(holders: Sequence[int]) -> str:
+    """Who may be holding the session: other front-ends that run."""
+    if not holders:
         return "no other front-end is open: the daemon may be stopped; see its state with `systemctl status`"
+    held = sorted(
+        f"pid {pid} (user {procfs.uid(pid)}, parent {procfs.command(procfs.parent(pid)) or 'gone'})" for pid in holders
+    )
+    return f"it may be held by {', '.join(held)}: end that session"
 
 
 def processes(front_ends: bool) -> Iterator[int]:

@@ -21,9 +21,11 @@ _STARTING = re.compile(r"Starting new server (?P<pid>\d+) for user (?P<uid>\d+)"
 _HIDDEN = re.compile(r"NEW CLIENT 0 from user \d+")
 _FAULTED = re.compile(r"Client \{PID: (?P<pid>\d+), Context(?: ID)?: \d+\} encountered a fatal GPU error")
 _VERSION = re.compile(r"CUDA MPS Control binary version: (?P<version>\d+)")
+_DEFAULT_SET = re.compile(r"Cmd:set_default_device_pinned_mem_limit (?P<device>\S+) (?P<value>\S+)$")
+_AMOUNT = re.compile(r"(?P<number>[1-9][0-9]*)(?P<unit>[MG]?)B?", re.IGNORECASE)
 _EXITED = re.compile(r"Server (?P<pid>\d+) exited with status (?P<status>-?\d+)")
 
-WANTED = "pinned memory limit|Client|NEW CLIENT|Starting new server|exited with status|binary version"
+WANTED = "pinned memory limit|Client|NEW CLIENT|Starting new server|exited with status|binary version|Cmd:set_default_device"
 """A pattern for journalctl's --grep that keeps every line that is read here."""
 
 
@@ -94,9 +96,23 @@ class DaemonLog:
     hidden: int = 0
     cuda_version: Optional[int] = None
     """what the daemon's binary belongs to, as 13000 for CUDA 13.0; daemons up to 555 do not tell"""
+    lines: int = 0
+    """how many of its lines the journal has"""
+    default_bytes: dict[str, Optional[int]] = field(default_factory=dict)
+    """the default limits in bytes that the daemon was last told, by device as in the command; None where its text is one
+    of which nobody knows what the daemon makes"""
 
 
-def of_device(by_device: Mapping[str, int], ordinal: int, uuid: str) -> Optional[int]:
+def amount_bytes(text: str) -> Optional[int]:
+    """What the daemon makes of a memory limit: G is 2^30, M and no unit are 2^20 (control daemons 535, 550, 555).
+
+    None for anything but a whole number with such a unit.
+    """
+    match = _AMOUNT.fullmatch(text)
+    return int(match["number"]) << (30 if match["unit"] in ("g", "G") else 20) if match else None
+
+
+def of_device(by_device: Mapping[str, Optional[int]], ordinal: int, uuid: str) -> Optional[int]:
     """The value of one device of the daemon, whose keys may be ordinals or UUIDs; the last that was set counts.
 
     Ordinals are the daemon's own, counted in its CUDA_VISIBLE_DEVICES; a UUID may be cut short behind its prefix.
@@ -114,6 +130,7 @@ def read(lines: Iterable[str]) -> DaemonLog:
     log = DaemonLog()
     for line in lines:
         found = entry(line)
+        log.lines += 1
         if found:
             _take(log, found.when, found.who, found.pid, found.what)
     return log
@@ -152,6 +169,11 @@ def _take_from_control(log: DaemonLog, what: str) -> None:
     version = _VERSION.search(what)
     if version:
         log.cuda_version = int(version["version"])
+        return
+    told = _DEFAULT_SET.search(what)
+    if told:
+        log.default_bytes.pop(told["device"], None)
+        log.default_bytes[told["device"]] = amount_bytes(told["value"])
         return
     if _HIDDEN.search(what):
         log.hidden += 1

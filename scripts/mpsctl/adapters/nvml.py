@@ -60,6 +60,10 @@ class Hanging(NotReady):
     """NVML did not answer within its bound."""
 
 
+class VersionMismatch(NotReady):
+    """NVML's library is of another release than the loaded driver: the driver was upgraded underneath."""
+
+
 def _within(call: Callable[[], T], bound_s: float) -> T:
     """What the call returns or raises.
 
@@ -200,10 +204,11 @@ def opened() -> Iterator[Nvml]:
     try:
         _within(library.nvmlInit, BOUND_S)
     except library.NVMLError as error:
-        remedy = "load the NVIDIA driver and look at `nvidia-smi`"
+        said = f"NVML does not answer: {error}"
         if getattr(error, "value", None) == _VERSION_MISMATCH:
             remedy = "the driver was upgraded underneath: reboot the host, or load its new modules"
-        raise NotReady(f"NVML does not answer: {error}; {remedy}") from None
+            raise VersionMismatch(f"{said}; {remedy}") from None
+        raise NotReady(f"{said}; load the NVIDIA driver and look at `nvidia-smi`") from None
     inside = _Pynvml(library)
     try:
         yield inside

@@ -140,6 +140,11 @@ def command(pid: int) -> str:
     return raw.replace(b"\0", b" ").decode(errors="replace").strip() or name(pid)
 
 
+def arguments(pid: int) -> list[str]:
+    """The words of the command line, empty where it may not be read."""
+    return command(pid).split()
+
+
 def executable(pid: int) -> Optional[Path]:
     """The file that the process runs; its name ends with `` (deleted)`` once that was replaced or removed.
 

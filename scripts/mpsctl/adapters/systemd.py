@@ -13,13 +13,14 @@ from mpsctl.model.errors import NotInForce, NotReady
 
 _PROPERTIES = (
     "Id",
+    "LoadState",
     "ActiveState",
     "SubState",
     "MainPID",
     "NRestarts",
     "Result",
     "NeedDaemonReload",
-    "ActiveEnterTimestamp",
+    "ActiveEnterTimestampMonotonic",
     "InvocationID",
 )
 

@@ -8,13 +8,24 @@ and ``1G`` each left the whole GPU free (driver 580, H200).
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Mapping, Optional, Sequence, Union
 
 VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 _ENTRY = re.compile(r"(?P<device>[^=]+)=(?P<amount>[1-9][0-9]*)(?P<unit>[MG])B?", re.IGNORECASE)
 
 
-def limit_bypass(environment: Mapping[str, str], devices: Sequence[str]) -> Optional[str]:
+@dataclass(frozen=True)
+class Bypass:
+    """What drops every limit: the variable's ``value``, the ``entry`` that is at fault, and the ``device`` that it names
+    and the client cannot see; None where the entry does not parse."""
+
+    value: str
+    entry: str
+    device: Optional[str] = None
+
+
+def limit_bypass(environment: Mapping[str, str], devices: Sequence[str]) -> Optional[Bypass]:
     """Why a client with this environment holds no limit, or None if its variable does no harm.
 
     ``devices`` are the UUIDs that its daemon offers, in the order of their ordinals.
@@ -26,13 +37,11 @@ def limit_bypass(environment: Mapping[str, str], devices: Sequence[str]) -> Opti
     for entry in text.split(","):
         match = _ENTRY.fullmatch(entry)
         if not match:
-            return f"{VARIABLE}={text}: {entry!r} is not <device>=<integer>M or G, which drops every limit"
+            return Bypass(text, entry)
         device = match["device"]
         known = int(device) < count if device.isdigit() else device in devices
         if not known:
-            return (
-                f"{VARIABLE}={text}: it names device {device}, which the client cannot see, and that drops every limit"
-            )
+            return Bypass(text, entry, device)
     return None
 
 

@@ -1,13 +1,26 @@
-"""What a check found: the common form of every proof that is told to people and to monitoring."""
+"""What a judgement found: the common form of everything that is told of a host, to people and to monitoring."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Iterable
+from dataclasses import dataclass, field
+from typing import Iterable, Mapping
 
-PASS, WARN, FAIL, CANNOT_TELL = "pass", "warn", "fail", "cannot tell"
-_EXIT_CODES = {PASS: 0, WARN: 1, FAIL: 2, CANNOT_TELL: 3}
-_WORST_FIRST = (FAIL, WARN, CANNOT_TELL, PASS)
+OK, WARNING, CRITICAL, UNKNOWN = "ok", "warning", "critical", "unknown"
+"""The levels, which are the words for a state in every verb; monitoring plugins have the same four."""
+
+NOTHING, RELOAD, RESTART, START, ENABLE, UNDRAIN, PERSON = (
+    "nothing",
+    "reload",
+    "restart",
+    "start",
+    "enable",
+    "undrain",
+    "a person",
+)
+"""What mends a finding. A converge takes all but the last two by itself."""
+
+_EXIT_CODES = {OK: 0, WARNING: 1, CRITICAL: 2, UNKNOWN: 3}
+_WORST_FIRST = (CRITICAL, WARNING, UNKNOWN, OK)
 
 
 @dataclass(frozen=True)
@@ -27,11 +40,12 @@ class Reason:
 
 @dataclass(frozen=True)
 class Check:
-    """One check and its outcome.
+    """One judgement and its outcome.
 
-    ``name`` is stable and made of words with hyphens, ``level`` one of pass, warn, fail and cannot tell. ``found`` and
-    ``expected`` are one line each, ``remedy`` says what to do (empty where nothing is to be done), and ``evidence``
-    holds the lines on which it stands. ``reasons`` are given where they say more than the name, deepest first.
+    ``name`` is its stable id of words with hyphens, ``level`` one of ok, warning, critical and unknown. ``found`` and
+    ``expected`` are one line each, ``remedy`` says what to do (empty where nothing is to be done), ``mends`` what brings
+    it about, and ``evidence`` holds the lines on which it stands; ``facts`` are the values behind it. ``reasons`` are
+    given where they say more than the name, deepest first.
     """
 
     name: str
@@ -41,13 +55,19 @@ class Check:
     remedy: str = ""
     evidence: tuple[str, ...] = ()
     reasons: tuple[Reason, ...] = ()
+    mends: str = NOTHING
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def amiss(self) -> bool:
+        return self.level in (CRITICAL, WARNING)
 
 
 def worst(levels: Iterable[str]) -> str:
-    """The worst of some levels: fail before warn before cannot tell before pass."""
-    return min(levels, key=_WORST_FIRST.index, default=PASS)
+    """The worst of some levels: critical before warning before unknown before ok."""
+    return min(levels, key=_WORST_FIRST.index, default=OK)
 
 
-def exit_code(levels: Iterable[str]) -> int:
+def plugin_exit_code(levels: Iterable[str]) -> int:
     """The exit code that monitoring plugins have for the worst level: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN."""
     return _EXIT_CODES[worst(levels)]

@@ -1,4 +1,4 @@
-"""What keeps a process from an instance: its variables, or the way to the pipe directory.
+"""What keeps a process, or a user, from an instance: its variables, or the way to the pipe directory.
 
 CUDA says nothing of either: no socket to connect to is a silent bypass of MPS (driver 580, H200).
 """
@@ -14,10 +14,10 @@ from typing import Iterable, Mapping, Optional, Sequence
 from mpsctl.adapters import pipe, procfs
 from mpsctl.model import client_variable
 from mpsctl.model.daemon_environment import PIPE_DIRECTORY, VISIBLE_DEVICES
-from mpsctl.model.finding import Reason
+from mpsctl.observe import facts
+from mpsctl.observe.facts import Obstacle
 
 TOP = Path("/")
-_CLOSED = "pipe-directory-closed"
 
 
 @dataclass(frozen=True)
@@ -49,25 +49,28 @@ def myself() -> User:
 
 
 def of_process(pid: int) -> Optional[User]:
-    """The user of a process, or None if it is gone."""
+    """The user of a process with all its groups, or None if it is gone."""
     uid = procfs.uid(pid)
     return None if uid is None else User(uid, procfs.groups(pid))
 
 
-def wrong_variables(environment: Mapping[str, str], public: Path, devices: Sequence[str]) -> Optional[str]:
+def wrong_variables(environment: Mapping[str, str], public: Path, devices: Sequence[str]) -> Optional[Obstacle]:
     """What a client of the instance on ``public`` has in its environment, and should not.
 
     ``devices`` are the instance's by UUID, in the order of their ordinals.
     """
     directory = environment.get(PIPE_DIRECTORY)
-    if directory is None or os.path.normpath(directory) != str(public):
+    if not directory:
+        return Obstacle(facts.UNSET, expected=(str(public),))
+    if os.path.normpath(directory) != str(public):
         return _other(directory, [public])
-    if environment.get(VISIBLE_DEVICES) is not None and client_variable.visible(environment, devices) == 0:
-        return _no_gpu(environment[VISIBLE_DEVICES])
+    chosen = environment.get(VISIBLE_DEVICES)
+    if chosen is not None and client_variable.visible(environment, devices) == 0:
+        return Obstacle(facts.NO_GPU_OF_IT, named=chosen)
     return None
 
 
-def closed_directory(path: Path, user: User, root: Path = TOP, top: Path = TOP) -> Optional[Reason]:
+def closed_directory(path: Path, user: User, root: Path = TOP, top: Path = TOP) -> Optional[Obstacle]:
     """The first directory on the way from ``top`` to ``path`` that the user may not enter, with mode and owner.
 
     ``root`` is where the process's own file tree lies. What is not there ends the walk.
@@ -80,15 +83,11 @@ def closed_directory(path: Path, user: User, root: Path = TOP, top: Path = TOP) 
         except (FileNotFoundError, NotADirectoryError):
             return None
         if stat.S_ISDIR(about.st_mode) and not user.may(about, 1):
-            line = (
-                f"{directory}, on the way to the pipe directory, may not be entered by {user}"
-                f" (mode {stat.S_IMODE(about.st_mode):04o}, owner {_owner(about)})"
-            )
-            return Reason(_CLOSED, line, f"`chmod o+x {directory}`, and find what closed it")
+            return _closed_as(facts.DIRECTORY_CLOSED, directory, user, about)
     return None
 
 
-def closed_socket(public: Path, user: User, root: Path = TOP) -> Optional[Reason]:
+def closed_socket(public: Path, user: User, root: Path = TOP) -> Optional[Obstacle]:
     """Why the user may not connect to the front door's socket; None if it may, or there is none.
 
     :raises OSError: if it may not be looked at.
@@ -98,10 +97,12 @@ def closed_socket(public: Path, user: User, root: Path = TOP) -> Optional[Reason
         about = os.stat(_below(root, socket))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    if user.may(about, 2):
-        return None
-    line = f"{user} may not connect to {socket} (mode {stat.S_IMODE(about.st_mode):04o}, owner {_owner(about)})"
-    return Reason(_CLOSED, line, f"`chmod o+w {socket}`, and find what closed it")
+    return None if user.may(about, 2) else _closed_as(facts.SOCKET_CLOSED, socket, user, about)
+
+
+def _closed_as(kind: str, path: Path, user: User, about: os.stat_result) -> Obstacle:
+    owner = procfs.user(about.st_uid) or str(about.st_uid)
+    return Obstacle(kind, path, str(user), stat.S_IMODE(about.st_mode), owner)
 
 
 def absent(public: Path, root: Path) -> bool:
@@ -123,7 +124,7 @@ def obstacles(
     devices: Optional[Sequence[str]],
     daemon_pid: int = 0,
     top: Path = TOP,
-) -> list[Reason]:
+) -> list[Obstacle]:
     """What keeps a process from being a client of one of the instances on ``publics``, what lies deepest first.
 
     ``devices`` are those of its instance by UUID and ``daemon_pid`` that one's daemon, None and 0 where they are not
@@ -132,22 +133,21 @@ def obstacles(
     try:
         first = _directory(pid, environment, publics, top)
     except OSError as error:
-        first = Reason("", f"what it sees of the pipe directory cannot be looked at ({error.strerror})")
+        first = Obstacle(facts.CANNOT_LOOK, words=error.strerror or "")
     found = [first] if first else []
     chosen = environment.get(VISIBLE_DEVICES)
     if chosen is not None and devices is not None and client_variable.visible(environment, devices) == 0:
-        found.append(Reason("visible-devices-renumbered", _no_gpu(chosen)))
+        found.append(Obstacle(facts.NO_GPU_OF_IT, named=chosen))
     mine, the_daemons = procfs.started_at(pid), procfs.started_at(daemon_pid) if daemon_pid else None
     if not found and mine is not None and the_daemons is not None and mine < the_daemons:
-        line = "it was started before this daemon, and found none or lost it"
-        found.append(Reason("started-before-daemon", line))
+        found.append(Obstacle(facts.STARTED_BEFORE))
     return found
 
 
-def _directory(pid: int, environment: Mapping[str, str], publics: Sequence[Path], top: Path) -> Optional[Reason]:
+def _directory(pid: int, environment: Mapping[str, str], publics: Sequence[Path], top: Path) -> Optional[Obstacle]:
     named = environment.get(PIPE_DIRECTORY)
     if not named:
-        return Reason("pipe-directory-missing", f"no {PIPE_DIRECTORY} in its environment")
+        return Obstacle(facts.UNSET, expected=tuple(map(str, publics)))
     seen, root = Path(os.path.normpath(named)), procfs.root(pid)
     other = _other(named, publics) if publics and seen not in publics else None
     try:
@@ -155,23 +155,20 @@ def _directory(pid: int, environment: Mapping[str, str], publics: Sequence[Path]
     except OSError:
         if other is None:
             raise
-        return Reason("pipe-directory-wrong", other)
+        return other
     # Mounted on another place it is the same directory.
     public = next((public for public in publics if _is_same(_below(root, seen), public)), None)
     # Not the daemon's: its unit is sandboxed, and has mounts of its own.
     apart = _is_apart(pid, 1)
     if gone:
         contained = apart and (other is None or procfs.container(pid) is not None or not _is_same(root, TOP))
-        cause = "container-without-pipe-directory" if contained else "pipe-directory-wrong" if other else "no-daemon"
-        if other:
-            return Reason(cause, f"{other}, and that directory does not exist where it stands")
-        why = "its mount namespace does not have it: mount it" if apart else "it is not there"
-        return Reason(cause, f"{seen} does not exist where the process stands; {why}")
+        if contained:
+            return Obstacle(facts.NOT_MOUNTED, seen, named=named, expected=other.expected if other else ())
+        return other or Obstacle(facts.DIRECTORY_ABSENT, seen)
     if other and public is None:
-        return Reason("pipe-directory-wrong", other)
+        return other
     if public is None and publics and apart and os.path.isdir(seen):
-        line = f"{seen} where the process stands is another directory than this host's of that name: mount this one"
-        return Reason("container-without-pipe-directory", line)
+        return Obstacle(facts.OTHER_MOUNT, seen)
     return _closed(pid, seen, public, root, top) or _no_socket(seen, publics, root)
 
 
@@ -181,7 +178,7 @@ def _is_apart(pid: int, other: int) -> bool:
     return procfs.container(pid) is not None or (None not in (mine, others) and mine != others)
 
 
-def _closed(pid: int, seen: Path, public: Optional[Path], root: Path, top: Path) -> Optional[Reason]:
+def _closed(pid: int, seen: Path, public: Optional[Path], root: Path, top: Path) -> Optional[Obstacle]:
     user = of_process(pid)
     if user is None:
         return None
@@ -190,14 +187,15 @@ def _closed(pid: int, seen: Path, public: Optional[Path], root: Path, top: Path)
     if private is not None:
         # Where only a group may connect, the daemon's own directory behind the front door is closed to all others.
         barred = closed_directory(seen / private.name, user, root, seen)
-        closed = None if barred is None else Reason("not-in-group", barred.line)
+        if barred is not None:
+            closed = Obstacle(facts.NOT_IN_GROUP, barred.path, barred.user, barred.mode, barred.owner)
     return closed or closed_socket(seen, user, root)
 
 
-def _no_socket(seen: Path, publics: Sequence[Path], root: Path) -> Optional[Reason]:
+def _no_socket(seen: Path, publics: Sequence[Path], root: Path) -> Optional[Obstacle]:
     if publics or os.path.lexists(_below(root, seen / pipe.PUBLIC_NAMES[0])):
         return None
-    return Reason("no-daemon", f"no socket `{pipe.PUBLIC_NAMES[0]}` is in {seen}")
+    return Obstacle(facts.NO_SOCKET, seen)
 
 
 def _is_same(one: Path, other: Path) -> bool:
@@ -208,12 +206,8 @@ def _is_same(one: Path, other: Path) -> bool:
         return False
 
 
-def _other(named: Optional[str], publics: Sequence[Path]) -> str:
-    return f"{PIPE_DIRECTORY}={named or '(none)'} instead of {' or '.join(map(str, publics))}"
-
-
-def _no_gpu(chosen: str) -> str:
-    return f"{VISIBLE_DEVICES}={chosen}, which names no GPU of this instance"
+def _other(named: str, publics: Sequence[Path]) -> Obstacle:
+    return Obstacle(facts.OTHER_DIRECTORY, named=named, expected=tuple(map(str, publics)))
 
 
 def _below(root: Path, path: Path) -> Path:
@@ -222,7 +216,3 @@ def _below(root: Path, path: Path) -> Path:
 
 def _way(path: Path, top: Path) -> Iterable[Path]:
     return (one for one in reversed([path, *path.parents]) if one == top or top in one.parents)
-
-
-def _owner(about: os.stat_result) -> str:
-    return procfs.user(about.st_uid) or str(about.st_uid)

@@ -12,6 +12,12 @@ from mpsctl.model.instance import Instance
 from mpsctl.store.record import InForce
 
 
+MEMORY_LIMIT, THREAD_PERCENTAGE, CLIENT_PRIORITY = "memory limit", "active thread percentage", "client priority"
+
+_ROUNDED_FROM_MIB = 1024
+"""From here on the getters print whole GiB (control daemons 535, 550, 555; driver 580)."""
+
+
 @dataclass(frozen=True)
 class Desired:
     """What is desired of a running daemon: per ordinal the limit in MiB (None: not managed), and the rest."""
@@ -45,59 +51,53 @@ def memory_of(devices: Sequence[str], gpus: Sequence[Gpu]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Step:
-    """One value: how it is set and read, and what must read back.
+class DesiredValue:
+    """One value: how it is set and read, and what must read back. ``kind`` is one of MEMORY_LIMIT, THREAD_PERCENTAGE and
+    CLIENT_PRIORITY, ``ordinal`` the device's of a memory limit.
 
-    ``certain`` is False where the getter rounds and neither the server's own log nor our record proves the
-    value: reading alone cannot tell it from its neighbours then, and it is set again. ``said_bytes`` is what the
-    server's log says of a memory limit, None where it does not.
+    ``certain`` is False where the getter rounds and neither the log nor our record proves the value: reading alone
+    cannot tell it from its neighbours then, and it is set again. ``said_bytes`` is what the server's log says of a
+    memory limit, or the daemon's own of a default; None where it does not.
     """
 
-    what: str
+    kind: str
     getter: str
     setter: str
     desired: str
     reads: str
+    ordinal: Optional[int] = None
     certain: bool = True
+    desired_bytes: Optional[int] = None
     said_bytes: Optional[int] = None
 
     @property
-    def is_memory_limit(self) -> bool:
-        return "pinned_mem_limit" in self.getter
+    def what(self) -> str:
+        """Its name for people."""
+        return self.kind if self.ordinal is None else f"{self.kind} of device {self.ordinal}"
 
     def in_force(self, lines: Sequence[str]) -> bool:
         """Whether what the getter printed proves the value."""
         return self.certain and list(lines) == [self.reads]
 
 
-def steps(
-    desired: Desired, known: Optional[InForce], server: str = "", probe: Sequence[Optional[int]] = ()
-) -> list[Step]:
-    """What is to be set and read for a desired state, for the defaults or for one server by its pid.
+def values(
+    desired: Desired, known: Optional[InForce], server: str = "", said: Sequence[Optional[int]] = ()
+) -> list[DesiredValue]:
+    """What is to be set and read, for the defaults or for one server by its pid.
 
-    ``probe`` holds the server's limits in bytes by its own log, which no record outweighs.
+    ``said`` holds the limits in bytes as the server's own log has them, or the daemon's for its defaults; no record
+    outweighs it.
     """
     scope, pid = ("", f"{server} ") if server else ("default_", "")
-    found = []
-    for ordinal, mib in enumerate(desired.limits_mib):
-        if mib is not None:
-            said = probe[ordinal] if ordinal < len(probe) else None
-            on_record = mib < 1024 or (known is not None and known.limits_mib[ordinal : ordinal + 1] == (mib,))
-            found.append(
-                Step(
-                    what=f"memory limit of device {ordinal}",
-                    getter=f"get_{scope}device_pinned_mem_limit {pid}{ordinal}",
-                    setter=f"set_{scope}device_pinned_mem_limit {pid}{ordinal} {mib}M",
-                    desired=f"{mib} MiB",
-                    reads=quantity.displayed(mib),
-                    certain=on_record if said is None else said == mib << 20,
-                    said_bytes=said,
-                )
-            )
+    found = [
+        _memory_limit(ordinal, mib, known, scope, pid, said[ordinal] if ordinal < len(said) else None)
+        for ordinal, mib in enumerate(desired.limits_mib)
+        if mib is not None
+    ]
     if desired.thread_percentage is not None:
         found.append(
-            Step(
-                what="active thread percentage",
+            DesiredValue(
+                THREAD_PERCENTAGE,
                 getter=f"get_{scope}active_thread_percentage {pid}".rstrip(),
                 setter=f"set_{scope}active_thread_percentage {pid}{desired.thread_percentage:g}",
                 desired=f"{desired.thread_percentage:g} %",
@@ -108,8 +108,8 @@ def steps(
         # There is no command for one server; the default reaches running ones too (driver 580, H200: the
         # server logs "Client Priority set to").
         found.append(
-            Step(
-                what="client priority",
+            DesiredValue(
+                CLIENT_PRIORITY,
                 getter="get_default_client_priority",
                 setter=f"set_default_client_priority {desired.client_priority}",
                 desired=str(desired.client_priority),
@@ -117,3 +117,20 @@ def steps(
             )
         )
     return found
+
+
+def _memory_limit(
+    ordinal: int, mib: int, known: Optional[InForce], scope: str, pid: str, said_bytes: Optional[int]
+) -> DesiredValue:
+    on_record = mib < _ROUNDED_FROM_MIB or (known is not None and known.limits_mib[ordinal : ordinal + 1] == (mib,))
+    return DesiredValue(
+        MEMORY_LIMIT,
+        getter=f"get_{scope}device_pinned_mem_limit {pid}{ordinal}",
+        setter=f"set_{scope}device_pinned_mem_limit {pid}{ordinal} {mib}M",
+        desired=f"{mib} MiB",
+        reads=quantity.displayed(mib),
+        ordinal=ordinal,
+        certain=on_record if said_bytes is None else said_bytes == mib << 20,
+        desired_bytes=mib << 20,
+        said_bytes=said_bytes,
+    )

@@ -68,3 +68,9 @@ def recorded(world: World) -> set[str]:
     """The UUIDs of the GPUs whose saved compute mode is on record."""
     place = directory(world)
     return {path.name for path in place.iterdir()} if place.is_dir() else set()
+
+
+def all_recorded(world: World) -> dict[str, str]:
+    """The modes from before the first start, by the UUID of each GPU whose mode is on record."""
+    found = {uuid: files.read_text(directory(world) / uuid) for uuid in recorded(world)}
+    return {uuid: text.strip() for uuid, text in found.items() if text}

@@ -32,3 +32,8 @@ def limits(server: Optional[ServerLog], devices: Sequence[str]) -> Bytes:
     """The limits of a server now, for the daemon's devices by UUID in the order of their ordinals."""
     by_device = server.limit_bytes if server else {}
     return tuple(daemon_log.of_device(by_device, ordinal, uuid) for ordinal, uuid in enumerate(devices))
+
+
+def defaults(log: DaemonLog, devices: Sequence[str]) -> Bytes:
+    """The default limits that the daemon was last told, by its own log, for its devices by UUID."""
+    return tuple(daemon_log.of_device(log.default_bytes, ordinal, uuid) for ordinal, uuid in enumerate(devices))

@@ -1,0 +1,118 @@
+"""What a judgement is, which verbs make it, and how it is made: whatever goes wrong in it is told and hides no other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, Iterable, Mapping, NamedTuple, Optional
+
+from mpsctl.model.errors import MpsctlError
+from mpsctl.model.finding import CRITICAL, NOTHING, OK, PERSON, UNKNOWN, WARNING, Check, Reason
+from mpsctl.observe.facts import InstanceFacts
+from mpsctl.observe.host import HostFacts
+
+STATUS, VERIFY, HEALTH, SITE = "status", "verify", "health", "site"
+EVERY_VERB = (STATUS, VERIFY, HEALTH, SITE)
+"""What can be critical is judged by all of them, so that none says that all is well where another fails."""
+VERIFY_ONLY = (VERIFY,)
+"""For what takes long to look at; it can warn at most."""
+
+
+class Finding(NamedTuple):
+    """A check without its name."""
+
+    level: str
+    found: str
+    expected: str = ""
+    remedy: str = ""
+    evidence: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    mends: str = NOTHING
+    facts: Mapping[str, object] = {}
+
+
+@dataclass(frozen=True)
+class View:
+    """What a judgement looks at: the host, and the instance where it is of one."""
+
+    host: HostFacts
+    instance: Optional[InstanceFacts] = None
+
+    @property
+    def one(self) -> InstanceFacts:
+        assert self.instance is not None
+        return self.instance
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """``name`` is stable; ``verbs`` are those that make it; ``summary`` is its sentence in the documentation."""
+
+    name: str
+    of_host: bool
+    verbs: tuple[str, ...]
+    judge: Callable[[View], Finding]
+    summary: str
+
+
+def judgement(
+    of_host: bool = False, verbs: tuple[str, ...] = EVERY_VERB
+) -> Callable[[Callable[[View], Finding]], Judgement]:
+    """Make a judgement of a function: its name with hyphens is the id, its docstring the sentence."""
+
+    def make(function: Callable[[View], Finding]) -> Judgement:
+        summary = " ".join((function.__doc__ or "").split())
+        return Judgement(function.__name__.strip("_").replace("_", "-"), of_host, verbs, function, summary)
+
+    return make
+
+
+def passed(found: str, *evidence: str, facts: Mapping[str, object] = {}) -> Finding:
+    return Finding(OK, found, evidence=evidence, facts=facts)
+
+
+def warned(
+    found: str,
+    expected: str,
+    remedy: str,
+    *evidence: str,
+    reasons: Iterable[Reason] = (),
+    mends: str = PERSON,
+    facts: Mapping[str, object] = {},
+) -> Finding:
+    return Finding(WARNING, found, expected, remedy, evidence, tuple(reasons), mends, facts)
+
+
+def failed(
+    found: str,
+    expected: str,
+    remedy: str,
+    *evidence: str,
+    reasons: Iterable[Reason] = (),
+    mends: str = PERSON,
+    facts: Mapping[str, object] = {},
+) -> Finding:
+    return Finding(CRITICAL, found, expected, remedy, evidence, tuple(reasons), mends, facts)
+
+
+def unknown(why: str, expected: str = "", remedy: str = "", *evidence: str) -> Finding:
+    return Finding(UNKNOWN, why, expected, remedy, evidence)
+
+
+def make(judgements: Iterable[Judgement], view: View) -> list[Check]:
+    """Make each judgement; nothing is raised."""
+    return [Check(one.name, *_make_one(one, view)) for one in judgements]
+
+
+def _make_one(one: Judgement, view: View) -> Finding:
+    try:
+        return one.judge(view)
+    except (MpsctlError, OSError) as error:
+        return unknown(str(error))
+    except Exception as error:
+        return unknown(f"{type(error).__name__}: {error} (a fault of mpsctl)", remedy="report it")
+
+
+def some(lines: Iterable[str]) -> str:
+    """One line for one finding, or the first with how many more there are."""
+    every = list(lines)
+    return every[0] + (f" (and {len(every) - 1} more)" if len(every) > 1 else "")

@@ -1,0 +1,213 @@
+"""One instance: its unit, daemon, directory, limits, servers, clients and who else is on its GPUs."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+from mpsctl.adapters import control_daemon as control
+from mpsctl.adapters import hardware, pipe, procfs
+from mpsctl.adapters.background import Background
+from mpsctl.adapters.daemon_log import DaemonLog
+from mpsctl.model import daemon_environment
+from mpsctl.model.errors import BadValue, MpsctlError
+from mpsctl.model.instance import Instance
+from mpsctl.observe import daemons, facts, gpu_processes, reachability, servers
+from mpsctl.observe.daemons import MpsProcesses
+from mpsctl.observe.facts import (
+    NO_ANSWER,
+    NO_RIGHT,
+    Answer,
+    GpuFacts,
+    InstanceFacts,
+    MainProcess,
+    UnitFacts,
+    Unread,
+    Waiting,
+)
+from mpsctl.observe.reachability import User
+from mpsctl.store import configuration, desired_values, drains, record, server_log
+from mpsctl.store.world import World
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What is known of the host before one instance is looked at."""
+
+    gpus: GpuFacts
+    processes: MpsProcesses
+
+
+Journal = Background[DaemonLog]
+
+
+def begin_journal(world: World, unit: UnitFacts) -> Optional[Journal]:
+    """Read what the journal has of a unit's present start, beside whatever else is done; None where nothing runs."""
+    if not unit.invocation or not unit.main_pid:
+        return None
+    return Background(lambda: server_log.read(world, unit.invocation))
+
+
+def look(
+    world: World, desired: Instance, unit: UnitFacts, around: Surroundings, journal: Optional[Journal] = None
+) -> InstanceFacts:
+    """The facts of an instance whose desired state is given, whether or not it is what its file says."""
+    journal = journal or begin_journal(world, unit)
+    found = InstanceFacts(desired.name, unit, desired)
+    found.drain = drains.read(world, desired.name)
+    found.short_lives = record.short_lives(world, desired.name) or 0
+    _look_at_devices(found, desired, around.gpus)
+    if unit.main_pid:
+        found.main = main_process(unit.main_pid)
+    public = Path(desired.pipe_directory)
+    found.door_leads_to = pipe.behind_door(public)
+    served = found.main.serves.pipe_directory if found.main and found.main.serves else None
+    private = served or (found.door_leads_to if unit.main_pid else None)
+    found.door_open = private is not None and found.door_leads_to == private
+    _look_at_directory(world, found, desired, public, private)
+    _read_journal(found, journal)
+    if unit.main_pid and private is not None:
+        _ask(world, found, desired, private, around)
+    _look_at_waiting(found)
+    _look_at_processes(world, found, public, around)
+    return found
+
+
+def _look_at_devices(found: InstanceFacts, desired: Instance, gpus: GpuFacts) -> None:
+    if gpus.unread is not None:
+        return
+    try:
+        found.devices = configuration.resolve(desired, gpus.gpus)
+    except BadValue as error:
+        found.devices_refused = error
+
+
+def main_process(pid: int) -> MainProcess:
+    """The main process of a unit."""
+    environment = procfs.environment(pid)
+    return MainProcess(
+        pid,
+        procfs.alive(pid),
+        procfs.state(pid),
+        procfs.parent(pid),
+        environment is not None,
+        daemon_environment.of_process(environment),
+        hardware.serves_several_users(procfs.command(pid)),
+        tuple(procfs.groups(pid)),
+        hardware.replaced(pid),
+    )
+
+
+def _look_at_directory(
+    world: World, found: InstanceFacts, desired: Instance, public: Path, private: Optional[Path]
+) -> None:
+    """Whether the daemon's files are there, and whether those that may connect get to them."""
+    try:
+        found.group_id = configuration.gid_of(desired)
+    except BadValue as error:
+        found.group_refused = error
+    user = _who_connects(desired, found.group_id)
+    found.server_user_unknown = user is None
+    found.connects_as = str(user or "")
+    top = world.places.root
+    if user is not None and found.group_refused is None:
+        try:
+            found.access = reachability.closed_directory(public, user, top=top)
+            if found.access is None and private is not None and public in private.parents:
+                found.access = reachability.closed_directory(private, user, top=public)
+            found.access = found.access or reachability.closed_socket(public, user)
+        except OSError as error:
+            found.access = facts.Obstacle(facts.CANNOT_LOOK, public, words=error.strerror or "")
+    if private is None or not found.pid:
+        return
+    found.missing_files = daemons.missing_files(private)
+    if found.missing_files is not None:
+        with suppress(OSError):
+            has_pid_file = os.path.lexists(private / daemons.PID_FILE)
+            found.guards_limits = True if has_pid_file else None if found.missing_files else False
+    if found.group_refused is None:
+        with suppress(OSError):
+            found.restricted_as_desired = pipe.is_restricted_as(private, found.group_id)
+
+
+def _who_connects(desired: Instance, group: Optional[int]) -> Optional[User]:
+    """Whoever has to get in: every user, or the server's; None where this host does not have that one."""
+    name = desired.server_user
+    if name is None or desired.multi_user:
+        return User(None) if group is None else User(None, (group,))
+    import pwd
+
+    try:
+        entry = pwd.getpwuid(int(name)) if name.isdigit() else pwd.getpwnam(name)
+    except (KeyError, OverflowError):
+        return User(int(name)) if name.isdigit() else None
+    return User(entry.pw_uid, tuple(os.getgrouplist(entry.pw_name, entry.pw_gid)))
+
+
+def _read_journal(found: InstanceFacts, journal: Optional[Journal]) -> None:
+    if journal is None:
+        return
+    try:
+        found.log = journal.result()
+    except (MpsctlError, OSError) as error:
+        found.log_unread = Unread("journal", NO_ANSWER, str(error))
+        return
+    if not found.log.lines and os.geteuid() != 0:
+        found.log_unread = Unread("journal", NO_RIGHT)
+
+
+def _ask(world: World, found: InstanceFacts, desired: Instance, private: Path, around: Surroundings) -> None:
+    if found.main is not None and found.main.stopped:
+        found.answer = Answer(facts.STOPPED)
+        return
+    try:
+        served = found.serves or tuple(device.uuid for device in found.devices)
+        gpus = around.gpus
+        memory_mib = [] if gpus.unread else desired_values.memory_of(served, gpus.gpus)
+        known = record.read(world, desired.name, found.pid)
+        found.in_force_s = None if known is None else world.now_s() - known.since_s
+        common = servers.OfDaemon(
+            world,
+            world.daemon_of(desired.name, private),
+            served,
+            desired_values.Desired.of(desired, memory_mib),
+            known,
+            gpus,
+            found.pid,
+        )
+        servers.look(common, found)
+        found.answer = Answer(facts.ANSWERED)
+    except control.Stopped as error:
+        found.answer = Answer(facts.STOPPED, str(error))
+    except control.NotServed as error:
+        found.answer = Answer(facts.NOT_SERVED, str(error), error.holders)
+    except control.Unreachable as error:
+        found.answer = Answer(facts.UNREACHABLE, str(error))
+    except MpsctlError as error:
+        found.answer = Answer(facts.REFUSED, str(error))
+
+
+def _look_at_waiting(found: InstanceFacts) -> None:
+    found.waiting = [
+        Waiting(pid, uid, procfs.command(pid)) for pid, uid in found.log.waiting.items() if procfs.alive(pid)
+    ]
+
+
+def _look_at_processes(world: World, found: InstanceFacts, public: Path, around: Surroundings) -> None:
+    told = found.answer.complete or not found.pid
+    daemon = gpu_processes.OfDaemon(
+        public=public,
+        devices=[device.uuid for device in found.devices],
+        others=around.processes,
+        pid=found.pid,
+        servers=[server.pid for server in found.servers],
+        clients=[client.pid for client in found.clients] if told else None,
+        top=world.places.root,
+    )
+    for device in found.devices:
+        compute = around.gpus.compute.get(device.uuid)
+        if compute is not None:
+            found.processes[device.uuid] = gpu_processes.look(daemon, compute, around.gpus.clients.get(device.uuid))

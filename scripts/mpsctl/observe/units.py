@@ -1,0 +1,46 @@
+"""Units as systemd shows them."""
+
+from __future__ import annotations
+
+from typing import Mapping, Sequence
+
+from mpsctl.observe.facts import UnitFacts
+from mpsctl.store.world import World
+
+HEALTH_TIMER = "mps-health.timer"
+_MICROSECONDS = 1_000_000
+
+
+def look(world: World, names: Sequence[str]) -> dict[str, UnitFacts]:
+    """The named units; one that systemd does not know is among them.
+
+    :raises NotReady: if systemd does not answer.
+    """
+    shown = world.systemd.show(names)
+    return {name: _facts(world, name, shown.get(name, {})) for name in names}
+
+
+def unknown(world: World, name: str) -> UnitFacts:
+    """A unit of which systemd tells nothing."""
+    return UnitFacts(name, load_state="unknown", enabled=world.systemd.enabled(name))
+
+
+def _facts(world: World, name: str, shown: Mapping[str, str]) -> UnitFacts:
+    since = shown.get("ActiveEnterTimestampMonotonic", "")
+    return UnitFacts(
+        name=name,
+        load_state=shown.get("LoadState", "unknown"),
+        active_state=shown.get("ActiveState", "unknown"),
+        sub_state=shown.get("SubState", "unknown"),
+        result=shown.get("Result", ""),
+        main_pid=_number(shown.get("MainPID")),
+        restarts=_number(shown.get("NRestarts")),
+        enabled=world.systemd.enabled(name),
+        needs_daemon_reload=shown.get("NeedDaemonReload") == "yes",
+        invocation=shown.get("InvocationID", ""),
+        active_since_s=int(since) / _MICROSECONDS if since.isdigit() and since != "0" else None,
+    )
+
+
+def _number(text: object) -> int:
+    return int(text) if isinstance(text, str) and text.isdigit() else 0
