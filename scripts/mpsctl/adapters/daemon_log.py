@@ -9,6 +9,7 @@ not known: every answer below may be None.
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass, field
 from typing import Iterable, Mapping, Optional
 
@@ -25,7 +26,9 @@ _DEFAULT_SET = re.compile(r"Cmd:set_default_device_pinned_mem_limit (?P<device>\
 _AMOUNT = re.compile(r"(?P<number>[1-9][0-9]*)(?P<unit>[MG]?)B?", re.IGNORECASE)
 _EXITED = re.compile(r"Server (?P<pid>\d+) exited with status (?P<status>-?\d+)")
 
-WANTED = "pinned memory limit|Client|NEW CLIENT|Starting new server|exited with status|binary version|Cmd:set_default_device"
+WANTED = (
+    "pinned memory limit|Client|NEW CLIENT|Starting new server|exited with status|binary version|Cmd:set_default_device"
+)
 """A pattern for journalctl's --grep that keeps every line that is read here."""
 
 
@@ -61,6 +64,21 @@ class ClientLog:
     limit_bytes: dict[str, int]
 
 
+@dataclass(frozen=True)
+class Fault:
+    """A fatal fault of a server's clients. ``named`` is the pid in the log's line, ``connected`` are those that were
+    connected at that moment.
+
+    The line names a bystander where more than one client is connected, 10 times of 10 (driver 580, H200), so ``named`` is
+    no proof; ``alone`` is whether the server had no other client in its life.
+    """
+
+    when: str
+    named: int
+    connected: tuple[int, ...]
+    alone: bool
+
+
 @dataclass
 class ServerLog:
     """One server: its limits in bytes now, by device (ordinal or UUID as the daemon was told), and its clients.
@@ -79,8 +97,12 @@ class ServerLog:
     """whether a client ever connected"""
     left: list[int] = field(default_factory=list)
     """clients that were connected when it ended: one that is killed reports status 0 (driver 580, H200)"""
-    faults: list[int] = field(default_factory=list)
-    """clients that made a fatal fault, since the last one connected"""
+    faults: list[Fault] = field(default_factory=list)
+    """since the last client connected"""
+    ever: set[int] = field(default_factory=set)
+    """every client that it had"""
+    ended_s: Optional[float] = None
+    """when it ended, in seconds since 1970"""
 
 
 @dataclass
@@ -101,6 +123,21 @@ class DaemonLog:
     default_bytes: dict[str, Optional[int]] = field(default_factory=dict)
     """the default limits in bytes that the daemon was last told, by device as in the command; None where its text is one
     of which nobody knows what the daemon makes"""
+
+
+_WHEN = re.compile(r"(\d{4})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)")
+
+
+def seconds(when: str) -> Optional[float]:
+    """The local time at the beginning of a line, in seconds since 1970; None where it is no time."""
+    match = _WHEN.match(when)
+    if match is None:
+        return None
+    try:
+        year, month, day, hour, minute, second = map(int, match.groups())
+        return time.mktime((year, month, day, hour, minute, second, 0, 0, -1))
+    except (OverflowError, ValueError):
+        return None
 
 
 def amount_bytes(text: str) -> Optional[int]:
@@ -138,7 +175,7 @@ def read(lines: Iterable[str]) -> DaemonLog:
 
 def _take(log: DaemonLog, when: str, who: str, pid: int, what: str) -> None:
     if who != "Server":
-        _take_from_control(log, what)
+        _take_from_control(log, when, what)
         return
     server = log.servers.setdefault(pid, ServerLog(pid))
     limit = _LIMIT.search(what)
@@ -154,18 +191,21 @@ def _take(log: DaemonLog, when: str, who: str, pid: int, what: str) -> None:
         if client not in server.clients:
             server.faults.clear()
         server.served = True
+        server.ever.add(client)
         server.clients.setdefault(client, ClientLog(client, when, dict(server.limit_bytes)))
         return
     faulted = _FAULTED.search(what)
     if faulted:
-        server.faults.append(int(faulted["pid"]))
+        named = int(faulted["pid"])
+        connected_then = tuple(dict.fromkeys([*server.clients, named]))
+        server.faults.append(Fault(when, named, connected_then, server.whole and server.ever == {named}))
         return
     gone = _DISCONNECTED.search(what)
     if gone:
         server.clients.pop(int(gone["pid"]), None)
 
 
-def _take_from_control(log: DaemonLog, what: str) -> None:
+def _take_from_control(log: DaemonLog, when: str, what: str) -> None:
     version = _VERSION.search(what)
     if version:
         log.cuda_version = int(version["version"])
@@ -192,5 +232,6 @@ def _take_from_control(log: DaemonLog, what: str) -> None:
     if exited and int(exited["pid"]) in log.servers:
         server = log.servers[int(exited["pid"])]
         server.exit_status = int(exited["status"])
+        server.ended_s = seconds(when)
         server.left = list(server.clients)
         server.clients.clear()

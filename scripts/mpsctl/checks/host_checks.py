@@ -1,52 +1,82 @@
-"""The checks of the host: what no single instance is to blame for."""
+"""The judgements of the host: what no single instance is to blame for."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from typing import Callable
+from mpsctl.adapters import hardware
+from mpsctl.checks import words
+from mpsctl.checks.judgement import VERIFY_ONLY, Finding, View, failed, judgement, passed, some, unknown, warned
+from mpsctl.model.finding import ENABLE, Reason
+from mpsctl.model.foreign import pasted, shown
+from mpsctl.model.gpu import DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED
+from mpsctl.observe.host import DEFAULT_DIRECTORIES
 
-from mpsctl.adapters import hardware, managers
-from mpsctl.checks.checking import Finding, failed, passed, some, unknown, warned
-from mpsctl.model.daemon_environment import DEFAULT_PIPE_DIRECTORY
-from mpsctl.model.gpu import DEFAULT
-from mpsctl.observe.host import HostLook
-
-_DEFAULTS = (DEFAULT_PIPE_DIRECTORY, "/run/nvidia-mps")
-"""The second is the default of root's daemon in MPS v3 (NVIDIA's documentation of driver r615)."""
 _RUNNING = ("active", "activating", "reloading")
 
 
-def gpus_answer(look: HostLook) -> Finding:
+@judgement(of_host=True)
+def gpus_answer(view: View) -> Finding:
     """NVML answers in time and shows GPUs."""
-    problem = look.seen.problem or (None if look.seen.gpus_seen else "NVML shows no GPU")
-    if problem and not hardware.nvidia_on_bus():
-        return unknown(f"no NVIDIA GPU is on the PCI bus; {problem}")
-    if problem:
-        return failed(problem, "NVML that answers, and at least one GPU", "look at dmesg and nvidia-smi")
-    return passed(f"{len(look.seen.gpus_seen)} GPUs, driver {look.seen.driver}")
+    host = view.host
+    gpus = host.gpus
+    if not gpus.unread and gpus.gpus:
+        return passed(f"{words.number(len(gpus.gpus), 'GPU')}, driver {gpus.driver}")
+    found = words.unread(gpus.unread) if gpus.unread else "NVML shows no GPU"
+    if not host.nvidia_on_bus:
+        return unknown(f"no NVIDIA GPU is on the PCI bus; {found}")
+    expected = "NVML that answers, and at least one GPU"
+    if gpus.upgraded_underneath:
+        reasons = [Reason("driver-upgraded-underneath", found)]
+        return failed(found, expected, "reboot the host, or load the new driver's modules", reasons=reasons)
+    return failed(found, expected, "look at dmesg and nvidia-smi", reasons=[Reason("no-driver", found)])
 
 
-def instances_configured(look: HostLook) -> Finding:
+@judgement(of_host=True)
+def instances_configured(view: View) -> Finding:
     """This host has been converged."""
-    if look.instances or look.refused:
-        return passed(", ".join([*look.instances, *look.refused]))
-    return unknown(f"no instance has a file in {look.world.places.configuration}", "one", "converge this host")
+    known = [*view.host.every, *view.host.refused]
+    if known:
+        return passed(", ".join(map(shown, known)))
+    return unknown(f"no instance has a file in {view.host.configuration}", "one", "converge this host with site.yml")
 
 
-def other_managers(look: HostLook) -> Finding:
+@judgement(of_host=True)
+def health_timer(view: View) -> Finding:
+    """The timer of the look each minute is enabled and runs, where this project's units are installed."""
+    timer = view.host.timer
+    if not view.host.ours_installed or timer is None:
+        return passed("this project's units are not installed")
+    if view.host.systemd_unread:
+        return unknown(words.unread(view.host.systemd_unread))
+    if timer.load_state == "masked":
+        return warned(
+            f"{timer.name} is masked: nobody looks after the daemons each minute",
+            "enabled and active",
+            f"systemctl unmask {timer.name}, then site.yml",
+        )
+    if timer.enabled and timer.active:
+        return passed(f"{timer.name} is enabled and {timer.active_state}")
+    state = f"{'enabled' if timer.enabled else 'not enabled'} and {timer.active_state}"
+    return warned(
+        f"{timer.name} is {state}: nobody looks after the daemons each minute",
+        "enabled and active",
+        f"systemctl enable --now {timer.name}",
+        mends=ENABLE,
+    )
+
+
+@judgement(of_host=True, verbs=VERIFY_ONLY)
+def other_managers(view: View) -> Finding:
     """Nobody else manages MPS here: Kubernetes, Slurm, a vendor's unit (B49, B61)."""
-    root = look.world.places.root
-    lines: list[str] = []
+    managers = view.host.managers
+    if managers is None:
+        return unknown("who else manages MPS was not looked at")
+    lines = [f"pid {pid}: {shown(what)}" for pid, what in managers.kubernetes.items()]
+    lines += [f"Slurm: {shown(path)} {shown(what)}" for path, what in managers.slurm.items()]
     idle: list[str] = []
-    lines += [f"pid {pid}: {what}" for pid, what in managers.kubernetes().items()]
-    lines += [f"Slurm: {path} {what}" for path, what in managers.slurm(root).items()]
-    units = managers.units(root)
-    shown = look.world.systemd.show(list(units)) if units else {}
-    for unit, path in units.items():
-        state = shown.get(unit, {}).get("ActiveState", "unknown")
-        used = state in _RUNNING or managers.wanted(unit, root)
-        (lines if used else idle).append(f"unit {unit} ({path}) starts {hardware.CONTROL_DAEMON}, it is {state}")
+    for unit, (path, state, wanted) in managers.units.items():
+        used = state in _RUNNING or wanted
+        line = f"unit {shown(unit)} ({shown(str(path))}) starts {hardware.CONTROL_DAEMON}, it is {state}"
+        (lines if used else idle).append(line)
     if lines:
         return warned(
             some(lines), "one manager of MPS", "turn the other off on this host, or leave the host to it", *lines
@@ -54,65 +84,122 @@ def other_managers(look: HostLook) -> Finding:
     return passed("none is at work", *idle)
 
 
-def foreign_daemons(look: HostLook) -> Finding:
+@judgement(of_host=True)
+def foreign_daemons(view: View) -> Finding:
     """No control daemon runs that is no instance's; one on an instance's GPU or directory fails there (B14, B15)."""
-    if look.systemd_problem or look.daemons_problem:
-        return unknown(look.systemd_problem or look.daemons_problem or "")
-    foreign = [str(daemon) for daemon in look.foreign]
-    if foreign:
+    host = view.host
+    if host.systemd_unread or host.processes.unread:
+        return unknown(words.unread(host.systemd_unread or host.processes.unread))  # type: ignore[arg-type]
+    lines = [words.daemon(daemon, host.devices(daemon)) for daemon in host.foreign]
+    if lines:
+        pids = [daemon.pid for daemon in host.foreign]
         return warned(
-            some(foreign), "daemons of instances only", "find who starts it; a converge does not touch it", *foreign
+            some(lines),
+            "daemons of instances only",
+            "find who starts it; a converge does not touch it",
+            *lines,
+            facts={"pids": pids},
         )
     return passed("none")
 
 
-def default_pipe_directory(look: HostLook) -> Finding:
-    """No daemon serves a default directory, which captures every process without the variable (B25, B58)."""
-    if look.daemons_problem:
-        return unknown(look.daemons_problem)
-    left_over = []
-    for default in _DEFAULTS:
-        served = [daemon for daemon in look.daemons if daemon.directory == Path(default) and not daemon.elsewhere]
-        if served:
-            return warned(
-                f"{served[0]}: every CUDA process without the variable becomes its client",
-                f"nobody on {default}",
-                "give it a directory of its own, or stop it",
-            )
-        directory = look.world.places.root / default.lstrip("/")
-        if os.path.lexists(directory / "control") or os.path.lexists(directory / "control_lock"):
-            left_over.append(f"{default} was left behind by user {directory.stat().st_uid}, and no daemon serves it")
-    return passed("not in use", *left_over)
-
-
-def modes_without_daemon(look: HostLook) -> Finding:
-    """No GPU of no instance is in exclusive or prohibited mode without a daemon (B47, B50)."""
-    if look.seen.problem or look.daemons_problem:
-        return unknown(look.seen.problem or look.daemons_problem or "")
-    if look.refused:
-        return unknown("which GPUs have an instance is not known: see the files that are refused")
-    ours = {device.gpu.uuid for instance in look.instances.values() for device in look.devices(instance)}
-    served = {uuid for daemon in look.daemons for uuid in daemon.devices or ()}
-    closed = [
-        f"{gpu} is in mode {gpu.compute_mode}, has no instance, and no daemon serves it"
-        for gpu in look.seen.gpus_seen
-        if gpu.compute_mode not in (None, DEFAULT) and gpu.uuid not in ours | served
+@judgement(of_host=True)
+def left_over_servers(view: View) -> Finding:
+    """No MPS server outlives its control daemon: nobody can reach it, and it keeps its GPU."""
+    if view.host.processes.unread:
+        return unknown(words.unread(view.host.processes.unread))
+    left = [
+        server for server in view.host.processes.servers if server.daemon is None and server.state not in ("Z", "X")
     ]
-    if closed:
-        return warned(
-            some(closed), "default mode, unless it is meant", "nvidia-smi -i INDEX -c DEFAULT, if MPS left it", *closed
-        )
-    return passed("none")
+    if not left:
+        return passed("none")
+    lines = [f"MPS server {one.pid} ({words.who(one.user, one.uid)}) has no control daemon any more" for one in left]
+    remedy = f"end it when its clients are gone (kill {left[0].pid}), then restart the instance of its GPU"
+    return failed(
+        some(lines),
+        "servers of a daemon that lives",
+        remedy,
+        *lines,
+        reasons=[Reason("left-over-server", line, remedy) for line in lines],
+        facts={"pids": [one.pid for one in left]},
+    )
 
 
-def boot_order(look: HostLook) -> Finding:
+@judgement(of_host=True)
+def default_pipe_directory(view: View) -> Finding:
+    """No daemon serves a default directory, which captures every process without the variable (B25, B58)."""
+    host = view.host
+    if host.processes.unread:
+        return unknown(words.unread(host.processes.unread))
+    for default in DEFAULT_DIRECTORIES:
+        for daemon in host.processes.daemons:
+            if str(daemon.directory) == default and not daemon.elsewhere:
+                line = words.daemon(daemon, host.devices(daemon))
+                return warned(
+                    f"{line}: every CUDA process without the variable becomes its client",
+                    f"nobody on {default}",
+                    "give it a directory of its own, or stop it",
+                    reasons=[Reason("default-pipe-directory", line)],
+                    facts={"pids": [daemon.pid]},
+                )
+    left = [
+        f"{one.path} was left behind by user {one.uid}, and no daemon serves it" for one in host.default_directories
+    ]
+    return passed("not in use", *left)
+
+
+@judgement(of_host=True)
+def modes_without_daemon(view: View) -> Finding:
+    """No GPU of no instance is in exclusive or prohibited mode without a daemon (B47, B50)."""
+    host = view.host
+    gap = host.gpus.unread or host.processes.unread
+    if gap:
+        return unknown(words.unread(gap))
+    if host.refused:
+        return unknown("which GPUs have an instance is not known: see the files that are refused")
+    named = {reference for instance in host.every.values() for reference in instance.gpus}
+    ours = {device.gpu.uuid for one in host.instances.values() for device in one.devices}
+    served = {uuid for daemon in host.processes.daemons for uuid in host.devices(daemon) or ()}
+    closed = [
+        gpu
+        for gpu in host.gpus.gpus
+        if gpu.compute_mode not in (None, DEFAULT)
+        and gpu.uuid not in ours | served
+        and named.isdisjoint((str(gpu.index), gpu.uuid, gpu.pci_address, *(mig.uuid for mig in gpu.mig_devices)))
+    ]
+    left = [gpu for gpu in closed if _is_ours(view, gpu.uuid, gpu.compute_mode)]
+    lines = [
+        f"{gpu}: compute mode is {gpu.compute_mode}, no instance has it, and no daemon serves it: nobody can use it, or"
+        " one process alone" + (f" (it was {host.saved_modes[gpu.uuid]} before the first start)" if gpu in left else "")
+        for gpu in closed
+    ]
+    if not closed:
+        return passed("none")
+    reasons = [Reason("exclusive-without-daemon", line) for line in lines]
+    facts = {"gpus": [gpu.uuid for gpu in closed]}
+    if left:
+        remedy = "a run was interrupted: run site.yml or playbooks/remove.yml again"
+        return failed(some(lines), "the mode from before the first start", remedy, *lines, reasons=reasons, facts=facts)
+    remedy = f"nvidia-smi -i {pasted(str(closed[0].index))} -c DEFAULT, if MPS left it"
+    return warned(some(lines), "default mode, unless it is meant", remedy, *lines, reasons=reasons, facts=facts)
+
+
+def _is_ours(view: View, uuid: str, mode: object) -> bool:
+    """Whether a mode is one that this program set and did not bring back."""
+    saved = view.host.saved_modes.get(uuid)
+    return saved is not None and saved != mode and mode in (EXCLUSIVE_PROCESS, PROHIBITED)
+
+
+@judgement(of_host=True, verbs=VERIFY_ONLY)
+def boot_order(view: View) -> Finding:
     """systemd left none of our units out of this boot to break an ordering cycle."""
-    lines = look.world.systemd.journal_of_boot("ordering cycle")
+    lines = view.host.boot
     if lines is None:
-        return unknown("the journal of this boot may not be read", remedy="ask as root")
-    ours = list(dict.fromkeys(line for line in lines if "mps-control@" in line or "mps-health" in line))
+        remedy = "" if view.host.is_root else "ask as root"
+        return unknown("the journal of this boot may not be read", remedy=remedy)
+    ours = list(dict.fromkeys(shown(line) for line in lines if "mps-control@" in line or "mps-health" in line))
     if ours:
-        return failed(
+        return warned(
             some(ours),
             "no ordering cycle with a unit of MPS",
             "change the unit that orders itself the other way",
@@ -121,11 +208,13 @@ def boot_order(look: HostLook) -> Finding:
     return passed("no ordering cycle")
 
 
-CHECKS: tuple[Callable[[HostLook], Finding], ...] = (
+JUDGEMENTS = (
     gpus_answer,
     instances_configured,
+    health_timer,
     other_managers,
     foreign_daemons,
+    left_over_servers,
     default_pipe_directory,
     modes_without_daemon,
     boot_order,

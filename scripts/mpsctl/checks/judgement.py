@@ -1,4 +1,4 @@
-"""What a judgement is, which verbs make it, and how it is made: whatever goes wrong in it is told and hides no other."""
+"""What a judgement is, which verbs make it, and how it is made: what goes wrong in it is told and hides no other."""
 
 from __future__ import annotations
 

@@ -9,18 +9,9 @@ from mpsctl.model.client_variable import Bypass
 from mpsctl.model.daemon_environment import PIPE_DIRECTORY, VISIBLE_DEVICES
 from mpsctl.model.finding import Reason
 from mpsctl.model.foreign import pasted, shown
-from mpsctl.observe import facts
-from mpsctl.observe.facts import (
-    ABSENT,
-    NO_RIGHT,
-    NOT_TOLD,
-    ClientFacts,
-    DaemonProcess,
-    GpuProcess,
-    Obstacle,
-    OverLimit,
-    Unread,
-)
+from mpsctl.observe import process_facts
+from mpsctl.observe.facts import ABSENT, NO_RIGHT, NOT_TOLD, ClientFacts, DaemonProcess, OverLimit, Unread
+from mpsctl.observe.process_facts import GpuProcess, Obstacle
 
 
 def unread(what: Unread) -> str:
@@ -108,12 +99,12 @@ def older(one: ClientFacts) -> Optional[str]:
 
 
 _KINDS = {
-    facts.CLIENT: "a client",
-    facts.SERVER: "the server",
-    facts.OUTSIDE: "outside MPS",
-    facts.OF_ANOTHER: "of another daemon",
-    facts.LEFT_OVER: "left over: an MPS server whose control daemon is gone",
-    facts.UNTOLD: "not told apart",
+    process_facts.CLIENT: "a client",
+    process_facts.SERVER: "the server",
+    process_facts.OUTSIDE: "outside MPS",
+    process_facts.OF_ANOTHER: "of another daemon",
+    process_facts.LEFT_OVER: "left over: an MPS server whose control daemon is gone",
+    process_facts.UNTOLD: "not told apart",
 }
 
 
@@ -128,13 +119,13 @@ def process(one: GpuProcess) -> str:
 
 
 def _why(one: GpuProcess) -> str:
-    if one.kind == facts.OF_ANOTHER and one.served_by is not None:
+    if one.kind == process_facts.OF_ANOTHER and one.served_by is not None:
         on = f" on {shown(one.directory)}" if one.directory else ""
         return f"the server of the control daemon {one.served_by}{on}"
-    if one.kind == facts.OF_ANOTHER:
+    if one.kind == process_facts.OF_ANOTHER:
         on = shown(one.directory) if one.directory else "a directory that cannot be read"
         return f"an MPS client of the daemon on {on}"
-    if one.kind == facts.UNTOLD:
+    if one.kind == process_facts.UNTOLD:
         return "which daemon is its is not told" if one.why_untold == NOT_TOLD else one.why_untold
     return ""
 
@@ -145,53 +136,53 @@ def obstacle(one: Obstacle) -> Reason:
     path = shown(str(one.path))
     named = shown(one.named or "(none)")
     words = {
-        facts.DIRECTORY_CLOSED: (
+        process_facts.DIRECTORY_CLOSED: (
             "pipe-directory-closed",
             f"{path}, on the way to the pipe directory, may not be entered by {one.user} {mode}",
             f"`chmod o+x {pasted(str(one.path))}`, and find what closed it",
         ),
-        facts.NOT_IN_GROUP: (
+        process_facts.NOT_IN_GROUP: (
             "not-in-group",
             f"{path}, on the way to the pipe directory, may not be entered by {one.user} {mode}",
             "",
         ),
-        facts.SOCKET_CLOSED: (
+        process_facts.SOCKET_CLOSED: (
             "pipe-directory-closed",
             f"{one.user} may not connect to {path} {mode}",
             f"`chmod o+w {pasted(str(one.path))}`, and find what closed it",
         ),
-        facts.UNSET: ("pipe-directory-missing", f"{PIPE_DIRECTORY} is not set in its environment", ""),
-        facts.OTHER_DIRECTORY: (
+        process_facts.UNSET: ("pipe-directory-missing", f"{PIPE_DIRECTORY} is not set in its environment", ""),
+        process_facts.OTHER_DIRECTORY: (
             "pipe-directory-wrong",
             f"{PIPE_DIRECTORY}={named} instead of {' or '.join(one.expected)}",
             "",
         ),
-        facts.DIRECTORY_ABSENT: ("no-daemon", f"{path} does not exist where the process stands", ""),
-        facts.NOT_MOUNTED: (
+        process_facts.DIRECTORY_ABSENT: ("no-daemon", f"{path} does not exist where the process stands", ""),
+        process_facts.NOT_MOUNTED: (
             "container-without-pipe-directory",
             f"{path} does not exist where the process stands; its mount namespace does not have it: mount it",
             "",
         ),
-        facts.OTHER_MOUNT: (
+        process_facts.OTHER_MOUNT: (
             "container-without-pipe-directory",
             f"{path} where the process stands is another directory than this host's of that name: mount this one",
             "",
         ),
-        facts.NO_SOCKET: ("no-daemon", f"no socket `control` is in {path}", ""),
-        facts.NO_GPU_OF_IT: (
+        process_facts.NO_SOCKET: ("no-daemon", f"no socket `control` is in {path}", ""),
+        process_facts.NO_GPU_OF_IT: (
             "visible-devices-renumbered",
             f"{VISIBLE_DEVICES}={named}, which names no GPU of this instance",
             "",
         ),
-        facts.STARTED_BEFORE: (
+        process_facts.STARTED_BEFORE: (
             "started-before-daemon",
             "it was started before this daemon, and found none or lost it",
             "",
         ),
-        facts.CANNOT_LOOK: ("", f"what it sees of the pipe directory cannot be looked at ({one.words})", ""),
-        facts.HANGS: ("zombie-client", f"it has ended or cannot be woken (state {one.words})", ""),
-        facts.ENVIRONMENT_UNREAD: ("", "its environment cannot be read", ""),
-        facts.NOTHING_WRONG: (
+        process_facts.CANNOT_LOOK: ("", f"what it sees of the pipe directory cannot be looked at ({one.words})", ""),
+        process_facts.HANGS: ("zombie-client", f"it has ended or cannot be woken (state {one.words})", ""),
+        process_facts.ENVIRONMENT_UNREAD: ("", "its environment cannot be read", ""),
+        process_facts.NOTHING_WRONG: (
             "",
             "its environment is right: it started while the daemon was down, or changed it itself",
             "",

@@ -18,6 +18,7 @@ from typing import Any, Mapping, Optional, Sequence
 
 from mpsctl.adapters import files
 from mpsctl.adapters.nvml import Nvml
+from mpsctl.checks import became_client
 from mpsctl.model import fit, run_environment
 from mpsctl.model.errors import BadValue, MpsctlError
 from mpsctl.model.gpu import Device
@@ -48,7 +49,7 @@ class Report:
     pid: Optional[int] = None
     became_client: bool = False
     client_pid: Optional[int] = None
-    probe: Optional[str] = None
+    seen_by: Optional[str] = None
     why_not: Optional[str] = None
     exit_code: Optional[int] = None
     lines: list[str] = field(default_factory=list)
@@ -216,7 +217,7 @@ class _Watcher(threading.Thread):
                 return
             if waited_s >= self._request.prove_timeout_s and not self._told_why_not:
                 self._told_why_not = True
-                self._report.why_not = self._watch.why_not()
+                self._report.why_not = self._became_client.why_not(watch)
                 _say(
                     self._request,
                     self._report,
@@ -228,14 +229,14 @@ class _Watcher(threading.Thread):
 
     def _seen(self) -> None:
         report, watch = self._report, self._watch
-        report.became_client, report.client_pid, report.probe, report.why_not = (
+        report.became_client, report.client_pid, report.seen_by, report.why_not = (
             True,
             watch.client,
-            watch.probe,
+            watch.seen_by,
             None,
         )
         whose = "" if watch.client == watch.root else f", started by pid {watch.root},"
-        _say(self._request, report, f"pid {watch.client}{whose} is an MPS client (seen by {watch.probe})")
+        _say(self._request, report, f"pid {watch.client}{whose} is an MPS client (seen by {watch.seen_by})")
 
     def end(self, returncode: int) -> None:
         """The command has ended: the last word, if none was said yet."""
@@ -246,6 +247,6 @@ class _Watcher(threading.Thread):
         if self._watch.look_back():
             self._seen()
             return
-        self._report.why_not = self._watch.why_not()
+        self._report.why_not = self._became_client.why_not(watch)
         how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
         _say(self._request, self._report, f"ended ({how}) and never seen as an MPS client: {self._report.why_not}")

@@ -6,19 +6,19 @@ for in NVML's list of MPS clients and in the daemon's own. Nothing here needs ro
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Iterable, Optional, Sequence
 
 from mpsctl.adapters import control_daemon as control
-from mpsctl.adapters import pipe, procfs
+from mpsctl.adapters import procfs
 from mpsctl.adapters.nvml import Nvml
 from mpsctl.model.errors import MpsctlError
 from mpsctl.model.gpu import Device
 from mpsctl.model.instance import Instance
 from mpsctl.observe import reachability
+from mpsctl.observe.process_facts import Obstacle
 from mpsctl.store.world import World
 
 _LIBRARY = "libcuda.so"
@@ -30,7 +30,7 @@ _JOURNAL_LINES = 200
 class Watch:
     """What has been seen so far of the process tree below ``root``.
 
-    ``client`` is the process that became a client and ``probe`` who said so.
+    ``client`` is the process that became a client and ``seen_by`` who said so.
     """
 
     world: World
@@ -38,10 +38,10 @@ class Watch:
     devices: Sequence[Device]
     root: int
     client: Optional[int] = None
-    probe: str = ""
+    seen_by: str = ""
     pids: set[int] = field(default_factory=set)
     opened_cuda: set[int] = field(default_factory=set)
-    own_variables: dict[int, str] = field(default_factory=dict)
+    own_variables: dict[int, Obstacle] = field(default_factory=dict)
     daemon_problem: Optional[str] = None
 
     @property
@@ -86,10 +86,10 @@ class Watch:
         except (MpsctlError, OSError) as error:
             self.daemon_problem = str(error)
 
-    def _found(self, probe: str, clients: Iterable[int]) -> None:
+    def _found(self, seen_by: str, clients: Iterable[int]) -> None:
         for pid in clients:
             if pid in self.pids and self.client is None:
-                self.client, self.probe = pid, probe
+                self.client, self.seen_by = pid, seen_by
 
     def look_back(self) -> bool:
         """After the end: a client that lived shorter than our looks stands in the journal, where that may be read."""
@@ -102,35 +102,10 @@ class Watch:
             self._found("the journal", named)
         return self.client is not None
 
-    def why_not(self) -> str:
-        """The likeliest reason why it did not become a client, most certain first."""
-        for pid, wrong in self.own_variables.items():
-            if pid in self.opened_cuda:
-                return f"pid {pid} has {wrong}"
-        door = self._door()
-        if not self.opened_cuda:
-            return "neither it nor what it started was seen to open CUDA (libcuda)" + (f"; and {door}" if door else "")
-        if door:
-            return door
-        if self.daemon_problem:
-            return f"it opened CUDA, and the daemon did not answer: {self.daemon_problem}"
-        return (
-            "it opened CUDA and no list of clients has it: it may have used no GPU, wait behind another user's clients,"
-            f" or have been refused; see `journalctl -u {self.instance.unit}`"
-        )
+    def obstacle(self) -> Optional[Obstacle]:
+        """What keeps this user from the instance's socket; None where nothing does, or it is not there.
 
-    def _door(self) -> Optional[str]:
-        socket = self.public / pipe.PUBLIC_NAMES[0]
+        :raises OSError: if it may not be looked at.
+        """
         me = reachability.myself()
-        try:
-            closed = reachability.closed_directory(self.public, me) or reachability.closed_socket(self.public, me)
-        except OSError as error:
-            return str(error)
-        if closed is not None:
-            return closed.line
-        if not os.path.exists(socket):
-            return (
-                f"no front door: {socket} does not exist, the instance lets no client in; what uses CUDA now runs outside"
-                f" MPS; see `mpsctl status {self.instance.name}`"
-            )
-        return None
+        return reachability.closed_directory(self.public, me) or reachability.closed_socket(self.public, me)

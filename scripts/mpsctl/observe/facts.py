@@ -8,10 +8,13 @@ from typing import Mapping, Optional
 
 from mpsctl.adapters.daemon_log import DaemonLog
 from mpsctl.model.client_variable import Bypass
+from mpsctl.model.costs import Costs
 from mpsctl.model.daemon_environment import DaemonEnvironment
 from mpsctl.model.errors import BadValue
+from mpsctl.model.fit import Card
 from mpsctl.model.gpu import Device, Gpu, Load
 from mpsctl.model.instance import Instance
+from mpsctl.observe.process_facts import GpuProcess, Obstacle
 from mpsctl.store.desired_values import DesiredValue
 from mpsctl.store.drains import Drain
 
@@ -269,90 +272,6 @@ class Waiting:
     command: str
 
 
-@dataclass(frozen=True)
-class Obstacle:
-    """What keeps a process, or a user, from an instance. ``kind`` is one of the words below; the rest belongs to it."""
-
-    kind: str
-    path: Optional[Path] = None
-    user: str = ""
-    mode: int = 0
-    owner: str = ""
-    named: Optional[str] = None
-    """what the process's own variable says"""
-    expected: tuple[str, ...] = ()
-    words: str = ""
-
-
-(
-    DIRECTORY_CLOSED,
-    SOCKET_CLOSED,
-    NOT_IN_GROUP,
-    UNSET,
-    OTHER_DIRECTORY,
-    DIRECTORY_ABSENT,
-    NOT_MOUNTED,
-    OTHER_MOUNT,
-    NO_SOCKET,
-    NO_GPU_OF_IT,
-    STARTED_BEFORE,
-    CANNOT_LOOK,
-    HANGS,
-    ENVIRONMENT_UNREAD,
-    NOTHING_WRONG,
-) = (
-    "directory-closed",
-    "socket-closed",
-    "not-in-group",
-    "pipe-directory-unset",
-    "other-pipe-directory",
-    "pipe-directory-absent",
-    "pipe-directory-not-mounted",
-    "other-mount",
-    "no-socket",
-    "no-gpu-of-the-instance",
-    "started-before-daemon",
-    "cannot-look",
-    "ended-or-hangs",
-    "environment-unread",
-    "nothing-wrong",
-)
-
-CLIENT, SERVER, OUTSIDE, OF_ANOTHER, LEFT_OVER, UNTOLD = (
-    "client",
-    "server",
-    "outside-mps",
-    "of-another-daemon",
-    "left-over-server",
-    "untold",
-)
-
-
-@dataclass(frozen=True)
-class GpuProcess:
-    """One process with a compute context on a device of an instance. ``kind`` is one of the words above.
-
-    ``obstacles`` say what keeps one outside MPS from being a client, ``served_by`` is the control daemon of one that is
-    another's (its pid) and ``directory`` that daemon's; ``why_untold`` says why the kind cannot be told. ``variables``
-    are the MPS variables of its environment, ``max_connections`` its CUDA_DEVICE_MAX_CONNECTIONS.
-    """
-
-    pid: int
-    kind: str
-    memory_mib: Optional[int]
-    uid: Optional[int]
-    user: Optional[str]
-    command: str
-    container: Optional[str]
-    obstacles: tuple[Obstacle, ...] = ()
-    served_by: Optional[int] = None
-    directory: Optional[str] = None
-    why_untold: str = ""
-    readable: bool = True
-    variables: Mapping[str, str] = field(default_factory=dict)
-    max_connections: Optional[str] = None
-
-
 @dataclass
 class InstanceFacts:
     """One instance as found. ``desired`` is None where its file is refused (``refused`` says why).
@@ -393,6 +312,10 @@ class InstanceFacts:
     log_unread: Optional[Unread] = None
     waiting: list[Waiting] = field(default_factory=list)
     processes: dict[str, list[GpuProcess]] = field(default_factory=dict)
+    cards: dict[str, Card] = field(default_factory=dict)
+    """what is known of each device, by UUID, for the arithmetic of what fits; without those whose memory is not told"""
+    costs: dict[str, Costs] = field(default_factory=dict)
+    """what a client's context and the server take there"""
     unread: Optional[Unread] = None
     """why the look at this instance as a whole failed"""
 
@@ -423,8 +346,8 @@ class InstanceFacts:
 
     @property
     def clients_unknown(self) -> bool:
-        """Whether the daemon is there and nobody knows who is connected."""
-        return self.pid != 0 and self.answer.kind in (STOPPED, NOT_SERVED) or self.unread is not None
+        """Whether a daemon is there and nobody knows who is connected."""
+        return self.unread is not None or (self.pid != 0 and not self.answer.complete)
 
     @property
     def unresponsive(self) -> bool:

@@ -13,19 +13,17 @@ from typing import Collection, Mapping, Optional, Sequence
 from mpsctl.adapters import procfs
 from mpsctl.model import fit, mps_variables
 from mpsctl.model.daemon_environment import PIPE_DIRECTORY
-from mpsctl.observe import facts, reachability
+from mpsctl.observe import process_facts, reachability
 from mpsctl.observe.daemons import MpsProcesses
-from mpsctl.observe.facts import (
+from mpsctl.observe.facts import NO_RIGHT, NOT_TOLD, Held
+from mpsctl.observe.process_facts import (
     CLIENT,
     LEFT_OVER,
-    NO_RIGHT,
-    NOT_TOLD,
     OF_ANOTHER,
     OUTSIDE,
     SERVER,
     UNTOLD,
     GpuProcess,
-    Held,
     Obstacle,
 )
 
@@ -116,13 +114,11 @@ def _of_another_daemon(process: GpuProcess, other: Optional[int], daemon: OfDaem
     return replace(process, kind=OF_ANOTHER, served_by=other, directory=directory)
 
 
-def _obstacles(
-    pid: int, state: str, environment: Optional[Mapping[str, str]], daemon: OfDaemon
-) -> Sequence[Obstacle]:
+def _obstacles(pid: int, state: str, environment: Optional[Mapping[str, str]], daemon: OfDaemon) -> Sequence[Obstacle]:
     """Why a process is no client, what lies deepest first; there is always one."""
     if state in _ENDED_OR_HANGS:
-        return [Obstacle(facts.HANGS, words=state)]
+        return [Obstacle(process_facts.HANGS, words=state)]
     if environment is None:
-        return [Obstacle(facts.ENVIRONMENT_UNREAD, words=NO_RIGHT)]
+        return [Obstacle(process_facts.ENVIRONMENT_UNREAD, words=NO_RIGHT)]
     found = reachability.obstacles(pid, environment, [daemon.public], daemon.devices, daemon.pid, daemon.top)
-    return found or [Obstacle(facts.NOTHING_WRONG)]
+    return found or [Obstacle(process_facts.NOTHING_WRONG)]

@@ -55,11 +55,8 @@ def inventory(world: World) -> list[dict[str, Any]]:
     """
     with world.nvml() as nvml:
         gpus = nvml.gpus()
-        loads = {
-            device.uuid: nvml.load(device.uuid)
-            for gpu in gpus
-            for device in (gpu, *gpu.mig_devices)
-        }
+        uuids = [uuid for gpu in gpus for uuid in (gpu.uuid, *(mig.uuid for mig in gpu.mig_devices))]
+        loads = {uuid: nvml.load(uuid) for uuid in uuids}
     owners = _owners(world, gpus)
     return [_row(gpu, owners, loads) for gpu in gpus]
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Callable, Iterable, Mapping, Optional, Sequence
+from pathlib import Path
+from typing import Callable, Iterable, Iterator, Mapping, Optional, Sequence
 
-from mpsctl.adapters import hardware
+from mpsctl.adapters import hardware, managers
 from mpsctl.adapters.bounded import Call
+from mpsctl.model.daemon_environment import DEFAULT_PIPE_DIRECTORY
 from mpsctl.model.errors import BadValue, MpsctlError, NotReady
 from mpsctl.model.instance import Instance
 from mpsctl.observe import daemons, gpus, instance, units
@@ -26,11 +29,36 @@ DAEMON_TIMEOUT_S = 5.0
 
 Refused = dict[str, BadValue]
 
+DEFAULT_DIRECTORIES = (DEFAULT_PIPE_DIRECTORY, "/run/nvidia-mps")
+"""The second is the default of root's daemon in MPS v3 (NVIDIA's documentation of driver r615)."""
+
+
+@dataclass(frozen=True)
+class LeftBehind:
+    """A default directory in which a daemon's files lie, whoever serves it."""
+
+    path: Path
+    uid: int
+
+
+@dataclass(frozen=True)
+class Managers:
+    """Who else may manage MPS here. ``kubernetes`` is what runs, by pid; ``slurm`` are files with what they do.
+
+    ``units`` are files of units that run a control daemon, by name, with the unit's state and whether it is wanted at
+    boot.
+    """
+
+    kubernetes: Mapping[int, str]
+    slurm: Mapping[str, str]
+    units: Mapping[str, tuple[Path, str, bool]]
+
 
 @dataclass
 class HostFacts:
-    """The host, and the instances that were asked for. ``every`` are the desired instances of all its files, ``refused``
-    the files that are refused, by name.
+    """The host, and the instances that were asked for.
+
+    ``every`` are the desired instances of all its files, ``refused`` the files that are refused, by name.
 
     ``saved_modes`` are the compute modes from before the first start, by the UUID of each GPU that is on record.
     ``timer`` is the unit of the look each minute, ``ours_installed`` whether this project's unit is on the host.
@@ -48,6 +76,17 @@ class HostFacts:
     ours_installed: bool = False
     nvidia_on_bus: bool = True
     simulated: bool = False
+    is_root: bool = True
+    now_s: float = 0
+    """since boot"""
+    wall_s: float = 0
+    """since 1970"""
+    configuration: Path = Path("/etc/mps")
+    default_directories: list[LeftBehind] = field(default_factory=list)
+    managers: Optional[Managers] = None
+    """who else manages MPS here; None: not looked at"""
+    boot: Optional[list[str]] = None
+    """what systemd said of ordering cycles in this boot; None: not looked at, or it may not be read"""
 
     @property
     def foreign(self) -> list[DaemonProcess]:
@@ -65,6 +104,7 @@ def look(
     names: Optional[Sequence[str]] = None,
     desired: Iterable[Instance] = (),
     isolated: bool = False,
+    deep: bool = False,
     nvml_timeout_s: float = gpus.TIMEOUT_S,
     instance_timeout_s: float = INSTANCE_TIMEOUT_S,
 ) -> HostFacts:
@@ -72,7 +112,7 @@ def look(
 
     ``desired`` are instances whose desired state is given, whether or not it is what their files say. With ``isolated``
     each instance is looked at in a process of its own, all at once and each daemon within DAEMON_TIMEOUT_S: what hangs
-    on one holds up no other.
+    on one holds up no other. ``deep`` looks also at what takes long: other managers, and the journal of this boot.
     """
     # Processes are begun before any thread is.
     nvml, mps = gpus.begin(world, nvml_timeout_s), daemons.begin()
@@ -84,7 +124,11 @@ def look(
     found.ours_installed = (world.places.units / "mps-control@.service").exists()
     found.gpus, found.processes = gpus.answer(nvml), daemons.answer(mps)
     found.nvidia_on_bus = hardware.nvidia_on_bus() if found.gpus.unread or not found.gpus.gpus else True
-    found.simulated = hardware.simulated()
+    found.simulated, found.is_root = hardware.simulated(), os.geteuid() == 0
+    found.now_s, found.wall_s, found.configuration = world.now_s(), world.wall_s(), world.places.configuration
+    found.default_directories = list(_default_directories(world))
+    if deep:
+        _look_deep(world, found)
     with suppress(OSError):
         found.saved_modes = saved_compute_modes.all_recorded(world)
     wanted = [*given, *(name for name in (every if names is None else names) if name not in given)]
@@ -104,6 +148,28 @@ def _files(world: World, names: Sequence[str]) -> tuple[dict[str, Instance], Ref
     return every, refused
 
 
+def _default_directories(world: World) -> Iterator[LeftBehind]:
+    for default in DEFAULT_DIRECTORIES:
+        directory = world.places.root / default.lstrip("/")
+        with suppress(OSError):
+            if os.path.lexists(directory / "control") or os.path.lexists(directory / "control_lock"):
+                yield LeftBehind(Path(default), directory.stat().st_uid)
+
+
+def _look_deep(world: World, found: HostFacts) -> None:
+    root = world.places.root
+    with suppress(MpsctlError, OSError):
+        paths = managers.units(root)
+        shown = units.look(world, list(paths)) if paths else {}
+        found.managers = Managers(
+            managers.kubernetes(),
+            {str(path): what for path, what in managers.slurm(root).items()},
+            {unit: (path, shown[unit].active_state, managers.wanted(unit, root)) for unit, path in paths.items()},
+        )
+    with suppress(MpsctlError, OSError):
+        found.boot = world.systemd.journal_of_boot("ordering cycle")
+
+
 def unit_of(name: str) -> str:
     """The unit of an instance by its name."""
     return f"mps-control@{name}.service"
@@ -121,9 +187,7 @@ def _look_at_units(world: World, found: HostFacts) -> None:
     found.timer = shown[units.HEALTH_TIMER]
 
 
-def _look_at_instances(
-    world: World, found: HostFacts, names: Sequence[str], isolated: bool, timeout_s: float
-) -> None:
+def _look_at_instances(world: World, found: HostFacts, names: Sequence[str], isolated: bool, timeout_s: float) -> None:
     around = Surroundings(found.gpus, found.processes)
     looks: dict[str, Callable[[Optional[Journal]], InstanceFacts]] = {}
     for name in names:

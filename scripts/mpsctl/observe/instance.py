@@ -15,7 +15,7 @@ from mpsctl.adapters.daemon_log import DaemonLog
 from mpsctl.model import daemon_environment
 from mpsctl.model.errors import BadValue, MpsctlError
 from mpsctl.model.instance import Instance
-from mpsctl.observe import daemons, facts, gpu_processes, reachability, servers
+from mpsctl.observe import daemons, facts, gpu_processes, process_facts, reachability, servers
 from mpsctl.observe.daemons import MpsProcesses
 from mpsctl.observe.facts import (
     NO_ANSWER,
@@ -29,7 +29,7 @@ from mpsctl.observe.facts import (
     Waiting,
 )
 from mpsctl.observe.reachability import User
-from mpsctl.store import configuration, desired_values, drains, record, server_log
+from mpsctl.store import configuration, desired_values, drains, fitting, measured, record, server_log
 from mpsctl.store.world import World
 
 
@@ -71,6 +71,7 @@ def look(
     _read_journal(found, journal)
     if unit.main_pid and private is not None:
         _ask(world, found, desired, private, around)
+    _look_at_costs(world, found, around.gpus)
     _look_at_waiting(found)
     _look_at_processes(world, found, public, around)
     return found
@@ -120,7 +121,7 @@ def _look_at_directory(
                 found.access = reachability.closed_directory(private, user, top=public)
             found.access = found.access or reachability.closed_socket(public, user)
         except OSError as error:
-            found.access = facts.Obstacle(facts.CANNOT_LOOK, public, words=error.strerror or "")
+            found.access = process_facts.Obstacle(process_facts.CANNOT_LOOK, public, words=error.strerror or "")
     if private is None or not found.pid:
         return
     found.missing_files = daemons.missing_files(private)
@@ -188,6 +189,15 @@ def _ask(world: World, found: InstanceFacts, desired: Instance, private: Path, a
         found.answer = Answer(facts.UNREACHABLE, str(error))
     except MpsctlError as error:
         found.answer = Answer(facts.REFUSED, str(error))
+
+
+def _look_at_costs(world: World, found: InstanceFacts, gpus: GpuFacts) -> None:
+    percentage = found.desired.thread_percentage if found.desired else None
+    for device in found.devices:
+        if device.memory_mib is not None:
+            card = fitting.card(device, gpus.driver)
+            found.cards[device.uuid] = card
+            found.costs[device.uuid] = measured.costs_of(world, card.name, gpus.driver, percentage)
 
 
 def _look_at_waiting(found: InstanceFacts) -> None:

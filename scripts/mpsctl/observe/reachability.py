@@ -14,8 +14,8 @@ from typing import Iterable, Mapping, Optional, Sequence
 from mpsctl.adapters import pipe, procfs
 from mpsctl.model import client_variable
 from mpsctl.model.daemon_environment import PIPE_DIRECTORY, VISIBLE_DEVICES
-from mpsctl.observe import facts
-from mpsctl.observe.facts import Obstacle
+from mpsctl.observe import process_facts
+from mpsctl.observe.process_facts import Obstacle
 
 TOP = Path("/")
 
@@ -61,12 +61,12 @@ def wrong_variables(environment: Mapping[str, str], public: Path, devices: Seque
     """
     directory = environment.get(PIPE_DIRECTORY)
     if not directory:
-        return Obstacle(facts.UNSET, expected=(str(public),))
+        return Obstacle(process_facts.UNSET, expected=(str(public),))
     if os.path.normpath(directory) != str(public):
         return _other(directory, [public])
     chosen = environment.get(VISIBLE_DEVICES)
     if chosen is not None and client_variable.visible(environment, devices) == 0:
-        return Obstacle(facts.NO_GPU_OF_IT, named=chosen)
+        return Obstacle(process_facts.NO_GPU_OF_IT, named=chosen)
     return None
 
 
@@ -83,7 +83,7 @@ def closed_directory(path: Path, user: User, root: Path = TOP, top: Path = TOP) 
         except (FileNotFoundError, NotADirectoryError):
             return None
         if stat.S_ISDIR(about.st_mode) and not user.may(about, 1):
-            return _closed_as(facts.DIRECTORY_CLOSED, directory, user, about)
+            return _closed_as(process_facts.DIRECTORY_CLOSED, directory, user, about)
     return None
 
 
@@ -97,7 +97,7 @@ def closed_socket(public: Path, user: User, root: Path = TOP) -> Optional[Obstac
         about = os.stat(_below(root, socket))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return None if user.may(about, 2) else _closed_as(facts.SOCKET_CLOSED, socket, user, about)
+    return None if user.may(about, 2) else _closed_as(process_facts.SOCKET_CLOSED, socket, user, about)
 
 
 def _closed_as(kind: str, path: Path, user: User, about: os.stat_result) -> Obstacle:
@@ -133,21 +133,21 @@ def obstacles(
     try:
         first = _directory(pid, environment, publics, top)
     except OSError as error:
-        first = Obstacle(facts.CANNOT_LOOK, words=error.strerror or "")
+        first = Obstacle(process_facts.CANNOT_LOOK, words=error.strerror or "")
     found = [first] if first else []
     chosen = environment.get(VISIBLE_DEVICES)
     if chosen is not None and devices is not None and client_variable.visible(environment, devices) == 0:
-        found.append(Obstacle(facts.NO_GPU_OF_IT, named=chosen))
+        found.append(Obstacle(process_facts.NO_GPU_OF_IT, named=chosen))
     mine, the_daemons = procfs.started_at(pid), procfs.started_at(daemon_pid) if daemon_pid else None
     if not found and mine is not None and the_daemons is not None and mine < the_daemons:
-        found.append(Obstacle(facts.STARTED_BEFORE))
+        found.append(Obstacle(process_facts.STARTED_BEFORE))
     return found
 
 
 def _directory(pid: int, environment: Mapping[str, str], publics: Sequence[Path], top: Path) -> Optional[Obstacle]:
     named = environment.get(PIPE_DIRECTORY)
     if not named:
-        return Obstacle(facts.UNSET, expected=tuple(map(str, publics)))
+        return Obstacle(process_facts.UNSET, expected=tuple(map(str, publics)))
     seen, root = Path(os.path.normpath(named)), procfs.root(pid)
     other = _other(named, publics) if publics and seen not in publics else None
     try:
@@ -163,12 +163,12 @@ def _directory(pid: int, environment: Mapping[str, str], publics: Sequence[Path]
     if gone:
         contained = apart and (other is None or procfs.container(pid) is not None or not _is_same(root, TOP))
         if contained:
-            return Obstacle(facts.NOT_MOUNTED, seen, named=named, expected=other.expected if other else ())
-        return other or Obstacle(facts.DIRECTORY_ABSENT, seen)
+            return Obstacle(process_facts.NOT_MOUNTED, seen, named=named, expected=other.expected if other else ())
+        return other or Obstacle(process_facts.DIRECTORY_ABSENT, seen)
     if other and public is None:
         return other
     if public is None and publics and apart and os.path.isdir(seen):
-        return Obstacle(facts.OTHER_MOUNT, seen)
+        return Obstacle(process_facts.OTHER_MOUNT, seen)
     return _closed(pid, seen, public, root, top) or _no_socket(seen, publics, root)
 
 
@@ -188,14 +188,14 @@ def _closed(pid: int, seen: Path, public: Optional[Path], root: Path, top: Path)
         # Where only a group may connect, the daemon's own directory behind the front door is closed to all others.
         barred = closed_directory(seen / private.name, user, root, seen)
         if barred is not None:
-            closed = Obstacle(facts.NOT_IN_GROUP, barred.path, barred.user, barred.mode, barred.owner)
+            closed = Obstacle(process_facts.NOT_IN_GROUP, barred.path, barred.user, barred.mode, barred.owner)
     return closed or closed_socket(seen, user, root)
 
 
 def _no_socket(seen: Path, publics: Sequence[Path], root: Path) -> Optional[Obstacle]:
     if publics or os.path.lexists(_below(root, seen / pipe.PUBLIC_NAMES[0])):
         return None
-    return Obstacle(facts.NO_SOCKET, seen)
+    return Obstacle(process_facts.NO_SOCKET, seen)
 
 
 def _is_same(one: Path, other: Path) -> bool:
@@ -207,7 +207,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def _other(named: str, publics: Sequence[Path]) -> Obstacle:
-    return Obstacle(facts.OTHER_DIRECTORY, named=named, expected=tuple(map(str, publics)))
+    return Obstacle(process_facts.OTHER_DIRECTORY, named=named, expected=tuple(map(str, publics)))
 
 
 def _below(root: Path, path: Path) -> Path:

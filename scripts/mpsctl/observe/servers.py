@@ -91,7 +91,5 @@ def _settle(common: OfDaemon, found: InstanceFacts) -> bool:
     return True
 
 
-def _values(
-    desired: Sequence[DesiredValue], answers: Sequence[Sequence[str]], server: Optional[int]
-) -> list[Value]:
+def _values(desired: Sequence[DesiredValue], answers: Sequence[Sequence[str]], server: Optional[int]) -> list[Value]:
     return [Value(one, " / ".join(lines) or None, server) for one, lines in zip(desired, answers)]

@@ -25,11 +25,14 @@ from mpsctl.store.world import World
 @dataclass(frozen=True)
 class Drain:
     """``since`` is the local time, for people. ``run_pid`` and ``run_started_at`` name the process of a run that
-    drains for as long as it needs; None where an operator drains."""
+    drains for as long as it needs; None where an operator drains. ``by`` is who drained and ``why`` what for, empty where
+    that was not written down."""
 
     since: str
     run_pid: Optional[int] = None
     run_started_at: Optional[int] = None
+    by: str = ""
+    why: str = ""
 
 
 def _path(world: World, name: str) -> Path:

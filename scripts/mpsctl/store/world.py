@@ -56,6 +56,7 @@ class World:
     cuda: CudaClient = _cuda_client
     temporary_daemon: Callable[[Path, Sequence[str]], AbstractContextManager[None]] = _temporary_daemon
     now_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
+    wall_s: Callable[[], float] = time.time
     sleep_s: Callable[[float], None] = time.sleep
     say: Callable[[str], None] = lambda text: print(text, flush=True)
 

@@ -286,7 +286,7 @@ def test_a_client_is_proven_by_nvml_or_by_the_daemon(
     become_client(live, 0.2, probe, "while")
     code, found = report(live, *command, require_mps=True)
     assert code == 3
-    assert (found["became_client"], found["probe"], found["why_not"]) == (True, probe, None)
+    assert (found["became_client"], found["seen_by"], found["why_not"]) == (True, probe, None)
     assert found["client_pid"] != found["pid"]  # a descendant counts
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 1
@@ -305,7 +305,7 @@ def test_a_short_client_is_found_in_the_journal(live: Host, monkeypatch: pytest.
     line = "[2026-11-29 10:00:00.000 Server 9001] Received new client request NEW CLIENT {} from user 0: Server"
     monkeypatch.setattr(live.systemd, "journal", lambda unit, lines: [line.format(pid) for pid in seen])
     code, found = report(live, "sleep", "0.3", require_mps=True)
-    assert (code, found["probe"]) == (0, "the journal")
+    assert (code, found["seen_by"]) == (0, "the journal")
 
 
 def test_what_never_opened_cuda_is_told_so(live: Host, capfd: pytest.CaptureFixture[str]) -> None:
@@ -417,7 +417,7 @@ def test_nvml_that_goes_away_leaves_the_daemon_as_probe_client(live: Host, monke
     path = live.places.root / "report.json"
     request = Request("0", command, report=path, idle=True)
     assert acts.run(replace(world, nvml=once), request, dict(os.environ)) == 3
-    assert json.loads(path.read_text())["probe"] == "the daemon"
+    assert json.loads(path.read_text())["seen_by"] == "the daemon"
 
 
 # -- B05: control commands are no arguments of the front-end

@@ -1,0 +1,273 @@
+"""The judgements of an instance's control daemon, its directory and the front door."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Optional
+
+from mpsctl.checks import words
+from mpsctl.checks.judgement import Finding, View, failed, judgement, passed, unknown, warned
+from mpsctl.checks.unit_checks import as_root, no_daemon, reload, restart
+from mpsctl.model.finding import RELOAD, Reason
+from mpsctl.model.foreign import pasted, shown
+from mpsctl.observe import daemons, facts, process_facts
+from mpsctl.observe.facts import InstanceFacts
+
+
+@judgement()
+def main_process(view: View) -> Finding:
+    """The unit's main process is the daemon behind this pipe directory: by environment and parentage, by no title."""
+    one = view.one
+    if not one.pid or one.main is None:
+        return unknown(no_daemon(view))
+    main = one.main
+    if not main.readable:
+        return unknown(f"the environment of pid {main.pid} cannot be read", remedy=as_root(view))
+    directory = main.serves.pipe_directory if main.serves else None
+    expected = f"a child of systemd that serves a directory in {one.public}"
+    if directory is None or one.public not in directory.parents:
+        served = shown(str(directory)) if directory else "no directory of its own"
+        return failed(f"main process {main.pid} serves {served}", expected, restart(one))
+    if main.parent != 1:
+        return failed(f"main process {main.pid} is a child of pid {main.parent}", expected, restart(one))
+    if one.door_leads_to is not None and one.door_leads_to != directory:
+        return failed(
+            f"the front door leads to {shown(str(one.door_leads_to))}, and main process {main.pid} serves {directory}",
+            expected,
+            reload(one),
+            mends=RELOAD,
+        )
+    others = [server.pid for server in one.servers if server.process_state not in ("", "Z", "X") and not server.of_main]
+    if others:
+        return failed(
+            f"server {others[0]} of the daemon that answers is no child of main process {main.pid}",
+            expected,
+            restart(one),
+        )
+    return passed(f"main process {main.pid} serves {directory}")
+
+
+@judgement()
+def orphan_daemon(view: View) -> Finding:
+    """No control daemon names this directory and is not the unit's (B26: its socket may be gone or taken over)."""
+    one, host = view.one, view.host
+    gap = host.systemd_unread or host.processes.unread
+    if gap:
+        return unknown(words.unread(gap))
+    if one.public is None:
+        return unknown("which directory it has is not known")
+    orphans = [each for each in host.processes.daemons if _on(each, one.public) and each.pid != one.pid]
+    if not orphans:
+        return passed("none")
+    orphan = orphans[0]
+    line = f"orphan: {words.daemon(orphan, host.devices(orphan))}"
+    line += ", its socket is gone" if "control" in (orphan.missing or ()) else ""
+    return failed(
+        line,
+        f"only the main process of {one.unit.name}",
+        f"its clients lose MPS with it: drain them, then end pid {orphan.pid}; start no other daemon before",
+        reasons=[Reason("orphan-daemon", line)],
+        facts={"pids": [each.pid for each in orphans]},
+    )
+
+
+def _on(daemon: facts.DaemonProcess, public: Path) -> bool:
+    return daemons.on_directory(daemon, public)
+
+
+@judgement()
+def other_daemons(view: View) -> Finding:
+    """Nobody else's daemon serves the same GPU (B14, B15, B49)."""
+    one, host = view.one, view.host
+    gap = host.gpus.unread or host.processes.unread
+    if gap:
+        return unknown(words.unread(gap))
+    mine = {device.uuid for device in one.devices} | {device.gpu.uuid for device in one.devices}
+    unread = []
+    for daemon in host.processes.daemons:
+        if daemon.pid == one.pid or (one.public is not None and _on(daemon, one.public)):
+            continue
+        devices = host.devices(daemon)
+        if devices is None:
+            unread += [daemon] if daemon in host.foreign else []  # an instance's serves what its file says
+        elif mine & set(devices):
+            line = f"another control daemon serves a GPU of this instance: {words.daemon(daemon, devices)}"
+            return failed(
+                line,
+                "one daemon for each GPU",
+                f"find who starts pid {daemon.pid}, and let it or this instance have the GPU",
+                reasons=[Reason("two-daemons-one-gpu", line)],
+                facts={"pids": [daemon.pid]},
+            )
+    if unread:
+        return unknown(f"a {words.daemon(unread[0], None)} cannot be looked at", remedy=as_root(view))
+    return passed("no other daemon serves its GPUs")
+
+
+@judgement()
+def daemon_answers(view: View) -> Finding:
+    """The daemon answers within its deadline; a stopped one accepts connections and never does."""
+    one = view.one
+    if not one.pid:
+        return unknown(no_daemon(view))
+    answer = one.answer
+    if answer.kind == facts.ANSWERED:
+        return passed(f"the control daemon {one.pid} answers")
+    if answer.kind == facts.NOT_ASKED:
+        if one.active and one.main is not None and one.main.readable and one.main.serves is None:
+            return unknown("the main process is no control daemon (see main-process)")
+        return unknown("which directory it serves cannot be read", remedy=as_root(view))
+    if answer.kind == facts.REFUSED:
+        return unknown(f"the daemon was not asked: {answer.words}")
+    found, remedy, cause = _why_not(one)
+    return failed(found, "an answer", remedy, reasons=[Reason(cause, found)], facts={"holders": list(answer.holders)})
+
+
+def _why_not(one: InstanceFacts) -> tuple[str, str, str]:
+    """What is known of a daemon that does not answer: in words, what to do, and the cause."""
+    answer, unit = one.answer, pasted(one.unit.name)
+    if answer.kind == facts.STOPPED:
+        found = f"the control daemon (pid {one.pid}) is stopped by a signal (state T): it answers nobody"
+        return found, f"kill -CONT {one.pid}, and find who stopped it", "daemon-stopped"
+    if answer.kind == facts.UNREACHABLE:
+        found = f"the control daemon (pid {one.pid}) lives, and nothing listens on its socket: {answer.words}"
+        return found, f"drain its clients, then systemctl restart {unit}", "socket-gone"
+    if answer.holders:
+        pids = ", ".join(map(str, answer.holders))
+        return answer.words, f"end the command session that holds it (pid {pids})", "session-held"
+    return (
+        answer.words,
+        f"see journalctl -u {unit}; when no client is at work, systemctl restart {unit}",
+        "daemon-hangs",
+    )
+
+
+@judgement()
+def front_door(view: View) -> Finding:
+    """Clients find the daemon on the public directory, unless the instance is drained."""
+    one = view.one
+    if not one.pid:
+        return unknown(no_daemon(view))
+    if one.drain is not None:
+        if not one.door_open:
+            return passed("closed by the drain")
+        line = f"the front door is open though the instance is drained: clients find the daemon on {one.public}"
+        return failed(line, "closed while it is drained", reload(one), mends=RELOAD)
+    if one.door_open:
+        return passed(f"{one.public} leads to the daemon")
+    if one.main is not None and not one.main.readable and not view.host.is_root:
+        return failed(
+            f"the front door of {one.public} is closed: no client can connect",
+            "open: clients run outside MPS without it",
+            "ask as root, who sees why",
+            reasons=[Reason("front-door-closed", f"{one.public} leads to no daemon")],
+            mends=RELOAD,
+        )
+    line = f"the front door of {one.public} is closed: no client finds the daemon"
+    reasons = [Reason("front-door-closed", line)]
+    return failed(line, "open: clients run outside MPS without it", reload(one), reasons=reasons, mends=RELOAD)
+
+
+@judgement()
+def pipe_directory_files(view: View) -> Finding:
+    """The live daemon's files are complete (B26, B27, B58: cleaners and scripts remove them under it)."""
+    one = view.one
+    if not one.pid:
+        return unknown(no_daemon(view))
+    directory = _served(one)
+    if directory is None or one.missing_files is None:
+        return unknown("the daemon's directory cannot be read", remedy=as_root(view))
+    if not one.missing_files:
+        return passed(f"{directory} is complete")
+    line = f"damage: {', '.join(one.missing_files)} gone from {directory} under daemon {one.pid}"
+    return failed(
+        line,
+        "all that the daemon made there",
+        f"do NOT start a second daemon: drain the clients, then systemctl restart {pasted(one.unit.name)}",
+        reasons=[Reason("cleaned-pipe-directory", line)],
+    )
+
+
+def _served(one: InstanceFacts) -> Optional[Path]:
+    return one.main.serves.pipe_directory if one.main and one.main.serves else None
+
+
+@judgement()
+def pipe_directory_access(view: View) -> Finding:
+    """Those that may connect get to the socket, and nobody else (B19: a 0700 parent)."""
+    one = view.one
+    if one.desired is None:
+        return unknown("who may connect is not known")
+    if one.server_user_unknown:
+        return failed(
+            f"server user {shown(str(one.desired.server_user))} is not on this host",
+            "a user of this host",
+            "set mps_server_user",
+        )
+    if one.access is not None:
+        reason = words.obstacle(one.access)
+        if one.access.kind == process_facts.CANNOT_LOOK:
+            return unknown(reason.line, remedy=as_root(view))
+        reasons = [reason] if reason.cause else []
+        return failed(reason.line, f"open to {one.connects_as}", reason.remedy, reasons=reasons)
+    if one.restricted_as_desired is False:
+        wanted = f"the group {shown(one.desired.group)}" if one.desired.group else "everyone"
+        line = f"who may connect is not in the desired state ({wanted}): {_served(one) or one.public}"
+        return failed(line, wanted, reload(one), mends=RELOAD)
+    if not one.pid:
+        return unknown(no_daemon(view))
+    return passed(f"{one.connects_as} may enter {one.public}")
+
+
+@judgement()
+def limits_guarded(view: View) -> Finding:
+    """Nobody but root changes limits. Daemons before 550, which write no pid file, let everyone who connects do it."""
+    one = view.one
+    if one.guards_limits:
+        return passed("the control daemon lets nobody but root change limits")
+    if one.guards_limits is None or one.desired is None:
+        return unknown("the daemon's directory cannot be read" if one.pid else no_daemon(view))
+    if one.desired.group is not None:
+        return passed(f"the members of the group {shown(one.desired.group)} may change limits, nobody else")
+    return warned(
+        "every local user may change the limits of this control daemon (older than 550)",
+        "a daemon that refuses it, or a group",
+        "set mps_group to those who may connect, or upgrade the driver",
+    )
+
+
+@judgement()
+def daemon_version(view: View) -> Finding:
+    """The daemon's binary is of the driver's release: a mix of both is nobody's (daemons up to 555 do not tell)."""
+    one = view.one
+    if not one.pid:
+        return unknown(no_daemon(view))
+    if one.log_unread:
+        return unknown(words.unread(one.log_unread))
+    mine, drivers = one.log.cuda_version, view.host.gpus.cuda
+    if mine is None or drivers is None:
+        return passed("the daemon does not tell its version" if mine is None else "NVML does not tell the driver's")
+    if mine == drivers:
+        return passed(f"the daemon and the driver are of CUDA {_cuda(mine)}")
+    return warned(
+        f"the daemon is of CUDA {_cuda(mine)}, the driver of CUDA {_cuda(drivers)}",
+        "one release of both",
+        "install the MPS package of the loaded driver, or reboot after a driver's upgrade",
+    )
+
+
+def _cuda(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+JUDGEMENTS = (
+    main_process,
+    orphan_daemon,
+    other_daemons,
+    daemon_answers,
+    front_door,
+    pipe_directory_files,
+    pipe_directory_access,
+    limits_guarded,
+    daemon_version,
+)
