@@ -10,9 +10,8 @@ from mpsctl.model import duration
 from mpsctl.model.finding import ENABLE, PERSON, RESTART, START, UNDRAIN, Reason
 from mpsctl.model.foreign import pasted, shown
 from mpsctl.observe.facts import InstanceFacts
+from mpsctl.store import record
 
-STABLE_AFTER_S = 60
-"""A daemon that was in force this long before it ended did not crash in a loop."""
 _RECENT_S = 3600
 NO_DAEMON = "no daemon runs"
 
@@ -104,7 +103,7 @@ def restarts(view: View) -> Finding:
         return unknown(words.unread(view.host.systemd_unread))
     one, unit, expected = view.one, view.one.unit, "a daemon that lasts"
     remedy = f"see why it ended: journalctl -b -u {pasted(unit.name)}"
-    lasts = one.in_force_s is not None and one.in_force_s >= STABLE_AFTER_S
+    lasts = one.in_force_s is not None and one.in_force_s >= record.STABLE_AFTER_S
     if one.short_lives > 1 and not lasts:
         line = f"{one.short_lives} starts in a row did not last"
         return failed(line, expected, remedy, reasons=[Reason("daemon-went-away", line)])

@@ -23,7 +23,7 @@ from mpsctl.model.daemon_environment import DaemonEnvironment
 from mpsctl.model.errors import BadValue, NotInForce, NotReady
 from mpsctl.model.instance import Instance
 from mpsctl.store import configuration, drains, record, server_log
-from mpsctl.store.desired_values import Desired, Step, memory_of, steps
+from mpsctl.store.desired_values import Desired, DesiredValue, memory_of, values
 from mpsctl.store.record import InForce
 from mpsctl.store.world import World
 
@@ -176,15 +176,20 @@ def _uid_of(user: str) -> int:
 def _put_in_force(
     world: World, instance: Instance, daemon: Daemon, devices: Sequence[str], desired: Desired, known: Optional[InForce]
 ) -> list[str]:
-    """Set what differs, in the defaults (for later servers) and in every running server, and read back."""
-    changes = _set_and_read(daemon, steps(desired, known), "")
+    """Set what differs, in the defaults (for later servers) and in every running server, and read back.
+
+    What is not known to the byte is set again: the getter rounds, and our record does not tell what somebody set by hand
+    since. It is no change where the record and the getter agree.
+    """
+    changes = _set_and_read(daemon, values(desired, None), values(desired, known), "")
     servers = control.servers(daemon)
     log = server_log.of_unit(world, instance.unit) if servers else None
     told = []
     for server in servers:
         # A server takes the defaults only when it starts; a command to it reaches clients that connect later.
         said = server_log.limits(log.servers.get(server.pid) if log else None, devices)
-        of_server = _set_and_read(daemon, steps(desired, known, str(server.pid), said), str(server.pid))
+        wanted, on_record = (values(desired, record_, str(server.pid), said) for record_ in (None, known))
+        of_server = _set_and_read(daemon, wanted, on_record, str(server.pid))
         told += [server.pid] if of_server else []
         changes += of_server
     if told:
@@ -219,29 +224,38 @@ def _confirm_by_server_log(
         world.sleep_s(_SERVER_POLL_S)
 
 
-def _set_and_read(daemon: Daemon, desired: Sequence[Step], server: str) -> list[str]:
-    """``server`` is a server's pid, or empty for the defaults."""
+def _set_and_read(
+    daemon: Daemon, desired: Sequence[DesiredValue], on_record: Sequence[DesiredValue], server: str
+) -> list[str]:
+    """Set and read back; what was changed of what the getters and the record showed.
+
+    ``server`` is a server's pid, or empty for the defaults.
+    """
     if not desired:
         return []
-    before = daemon.ask([step.getter for step in desired])
+    before = daemon.ask([one.getter for one in desired])
     if _gone(server, before):
         return []
-    due = [(step, lines) for step, lines in zip(desired, before) if not step.in_force(lines)]
+    due = [(one, lines) for one, lines in zip(desired, before) if not one.in_force(lines)]
     if not due:
         return []
-    said = daemon.ask([step.setter for step, _ in due])
-    after = daemon.ask([step.getter for step, _ in due])
+    said = daemon.ask([one.setter for one, _ in due])
+    after = daemon.ask([one.getter for one, _ in due])
     if _gone(server, after):
         return []
-    for (step, _), words, lines in zip(due, said, after):
-        if list(lines) != [step.reads]:
+    for (one, _), words, lines in zip(due, said, after):
+        if list(lines) != [one.reads]:
             answer = " / ".join(words) or "nothing"
             raise NotInForce(
-                f"{step.what}: desired {step.desired}, reads back {' / '.join(lines) or 'nothing'} after"
-                f" `{step.setter}` (it answered {answer})"
+                f"{one.what}: desired {one.desired}, reads back {' / '.join(lines) or 'nothing'} after"
+                f" `{one.setter}` (it answered {answer})"
             )
     where = f"server {server}" if server else "default"
-    return [f"{step.what} ({where}): {' / '.join(lines) or 'unset'} -> {step.desired}" for step, lines in due]
+    return [
+        f"{one.what} ({where}): {' / '.join(lines) or 'unset'} -> {one.desired}"
+        for one, lines in zip(on_record, before)
+        if not one.in_force(lines)
+    ]
 
 
 def _gone(server: str, answers: Sequence[Sequence[str]]) -> bool:

@@ -6,7 +6,6 @@ or waits behind another user's, is in no list for a moment: nobody is taken for 
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Optional, Sequence
@@ -14,14 +13,14 @@ from typing import Any, Callable, Optional, Sequence
 from mpsctl.adapters import control_daemon as control
 from mpsctl.adapters import pipe, procfs
 from mpsctl.adapters.control_daemon import Bounded, Daemon, NotServed, Unreachable
-from mpsctl.adapters.nvml import ClientMemory
+from mpsctl.checks import words
 from mpsctl.lifecycle import apply, terminate
 from mpsctl.lifecycle.terminate import Ended
 from mpsctl.model import daemon_environment, duration
 from mpsctl.model.errors import NotReady
 from mpsctl.model.instance import Instance
 from mpsctl.observe import clients as proofs
-from mpsctl.observe.clients import Client
+from mpsctl.observe.facts import ClientFacts, GpuFacts
 from mpsctl.store import configuration, drains
 from mpsctl.store.world import World
 
@@ -39,7 +38,7 @@ class Drained:
 
     instance: str
     since: str
-    left: list[tuple[int, Client]] = field(default_factory=list)
+    left: list[tuple[int, ClientFacts]] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
     unknown: Optional[str] = None
     progress: list[str] = field(default_factory=list)
@@ -133,7 +132,7 @@ def _wait(world: World, found: Drained, daemon: Daemon, end_s: float) -> None:
 
 def wait(
     world: World, daemon: Daemon, end_s: float, say: Callable[[str], None], looks: int = _LOOKS
-) -> list[tuple[int, Client]]:
+) -> list[tuple[int, ClientFacts]]:
     """Wait until ``end_s`` for the last client to leave, which ``looks`` in a row must show; who is left then.
 
     The front door is closed by now. A daemon that is gone has no clients.
@@ -143,7 +142,7 @@ def wait(
     pause_s, empty = _FIRST_PAUSE_S, 0
     before: Optional[list[int]] = None
     while True:
-        left: list[tuple[int, Client]] = []
+        left: list[tuple[int, ClientFacts]] = []
         unanswered: Optional[NotServed] = None
         try:
             left = connected(world, Bounded(daemon, world.now_s, max(end_s, world.now_s() + 1)))
@@ -167,22 +166,20 @@ def wait(
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def connected(world: World, daemon: Daemon) -> list[tuple[int, Client]]:
+def connected(world: World, daemon: Daemon) -> list[tuple[int, ClientFacts]]:
     """The clients of a daemon that answers, each with its server's pid, by /proc alone."""
-    with ExitStack() as stack:
-        memory = ClientMemory(world.nvml, stack)  # opened for no device
-        return [
-            (server.pid, client)
-            for server in control.servers(daemon)
-            for client in proofs.look(control.clients(daemon, server.pid), None, (), (), memory)
-        ]
+    return [
+        (server.pid, client)
+        for server in control.servers(daemon)
+        for client in proofs.look(control.clients(daemon, server.pid), None, (), (), GpuFacts())
+    ]
 
 
-def told(left: Sequence[tuple[int, Client]], now_s: float) -> str:
+def told(left: Sequence[tuple[int, ClientFacts]], now_s: float) -> str:
     """Who is left, on one line."""
     if not left:
         return "no client is left"
-    who = [f"{client}, {duration.text(procfs.age_s(client.started_at, now_s))} old" for _, client in left[:_SHOWN]]
+    who = [f"{words.client(client)}, {duration.text(procfs.age_s(client.started_at, now_s))} old" for _, client in left[:_SHOWN]]
     more = f"; and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
     return f"{len(left)} client{'s' if len(left) > 1 else ''} left: {'; '.join(who)}{more}"
 
@@ -191,7 +188,7 @@ def _end(world: World, found: Drained, daemon: Daemon) -> None:
     found.ended = terminate.end(world, daemon, found.left)
     for one in found.ended:
         said = "; ".join(one.steps) or "nothing was done"
-        found.progress.append(f"{one.client}: {said}" + (f"; {one.problem}" if one.problem else ""))
+        found.progress.append(f"{words.client(one.client)}: {said}" + (f"; {one.problem}" if one.problem else ""))
         world.say(f"{found.instance}: {found.progress[-1]}")
     try:
         found.left = connected(world, Bounded(daemon, world.now_s, world.now_s() + _LAST_LOOK_S))

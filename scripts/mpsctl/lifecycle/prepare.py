@@ -20,8 +20,6 @@ from mpsctl.store import configuration, record
 from mpsctl.store.world import World
 
 _POLL_S = 0.5
-STABLE_AFTER_S = 60
-"""A daemon that was in force this long before it ended did not crash in a loop."""
 _PAUSES_S = (0, 0, 0, 0, 1, 2, 4, 8, 16, 30)
 """The pause before the n-th start of a crash loop; the last holds for all that follow. systemd's own
 RestartSteps needs systemd 254 and never forgets: after a week of work the tenth crash would wait as long as
@@ -138,7 +136,7 @@ def _back_off(world: World, name: str) -> None:
     """Pause longer with every start that follows a short life, and never give up."""
     before = record.short_lives(world, name)
     last = record.read(world, name)
-    lasted = last is not None and world.now_s() - last.since_s >= STABLE_AFTER_S
+    lasted = last is not None and world.now_s() - last.since_s >= record.STABLE_AFTER_S
     short_lives = 0 if before is None or lasted else before + 1
     record.write_short_lives(world, name, short_lives)
     record.forget(world, name)

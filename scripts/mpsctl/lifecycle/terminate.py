@@ -19,7 +19,7 @@ from mpsctl.adapters.control_daemon import Daemon, NotServed
 from mpsctl.model import daemon_environment
 from mpsctl.model.errors import MpsctlError
 from mpsctl.model.instance import Instance
-from mpsctl.observe.clients import Client
+from mpsctl.observe.facts import ClientFacts
 from mpsctl.store.world import World
 
 DAEMON_BOUND_S = 10
@@ -36,7 +36,7 @@ class Ended:
 
     pid: int
     server: int
-    client: Client
+    client: ClientFacts
     taken_off: bool = False
     left: bool = False
     gone: bool = False
@@ -60,7 +60,7 @@ class Ended:
 def end(
     world: World,
     daemon: Daemon,
-    clients: Sequence[tuple[int, Client]],
+    clients: Sequence[tuple[int, ClientFacts]],
     signals: bool = True,
     daemon_bound_s: float = DAEMON_BOUND_S,
 ) -> list[Ended]:

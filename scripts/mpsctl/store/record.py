@@ -15,6 +15,10 @@ from mpsctl.adapters import files, procfs
 from mpsctl.store.world import World
 
 
+STABLE_AFTER_S = 60
+"""A daemon that was in force this long before it ended did not crash in a loop."""
+
+
 @dataclass(frozen=True)
 class InForce:
     """What was set and read back on one daemon process, ``since_s`` seconds after boot.

@@ -367,6 +367,8 @@ class Unit:
     stale: bool = False
     invocation: str = ""
     restarts: int = 0
+    load_state: str = "loaded"
+    active_since_s: float = 0
 
 
 class FakeSystemd:
@@ -400,6 +402,8 @@ class FakeSystemd:
     def _shown(self, name: str, unit: Unit) -> Mapping[str, str]:
         return {
             "Id": name,
+            "LoadState": unit.load_state,
+            "ActiveEnterTimestampMonotonic": str(int(unit.active_since_s * 1_000_000)),
             "ActiveState": unit.active_state,
             "SubState": unit.sub_state,
             "MainPID": str(unit.main_pid),
@@ -485,9 +489,14 @@ class Host:
             systemd=self.systemd,
             daemon=self._daemon,
             now_s=self.clock.now,
+            wall_s=self.wall_s,
             sleep_s=self.clock.sleep,
             say=self.said.append,
         )
+
+    def wall_s(self) -> float:
+        """The wall clock, an hour at most after whatever the daemons' logs say."""
+        return time.mktime((2026, 11, 29, 14, 30, 0, 0, 0, -1)) + self.clock.now_s - 1000
 
     def _daemon(self, pipe_directory: Path, lock: Optional[Path]) -> Daemon:
         door = pipe_directory / "control"
@@ -609,7 +618,7 @@ class Host:
         daemon = self.prepared(name)
         apply.apply(self.world, name, daemon.pid)
         unit = self.systemd.unit(f"mps-control@{name}.service")
-        unit.active_state, unit.sub_state = "active", "running"
+        unit.active_state, unit.sub_state, unit.active_since_s = "active", "running", self.clock.now_s
         return daemon
 
     def running(self, name: str = "0") -> FakeDaemon:

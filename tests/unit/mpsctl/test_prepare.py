@@ -330,7 +330,7 @@ def test_a_single_crash_costs_no_pause(host: Host) -> None:
 def test_a_daemon_that_lasted_begins_anew(host: Host) -> None:
     host.desired()
     pauses_s(host, 12)
-    assert pauses_s(host, 1, lasts_s=prepare.STABLE_AFTER_S) == [30]
+    assert pauses_s(host, 1, lasts_s=record.STABLE_AFTER_S) == [30]
     assert pauses_s(host, 2) == [0, 0]
 
 
