@@ -11,6 +11,7 @@ from typing import Iterator
 import pytest
 
 from fakes import Host, h200
+from judging import UNIT, serve
 from mpsctl.adapters import hardware, procfs
 
 
@@ -52,3 +53,12 @@ def host(root: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr(hardware, "multi_user_flag", lambda: "-multiuser-server")
     monkeypatch.setattr(hardware, "driver_version", lambda: "580.159.04")
     return made
+
+
+@pytest.fixture
+def live(host: Host) -> Host:
+    """A host on which instance 0 runs in the desired state, with one server and one client at work."""
+    host.desired(DeviceMemoryLimit="4G", ActiveThreadPercentage=50, ClientPriority=1, ComputeMode="exclusive_process")
+    host.systemd.unit(UNIT).enabled = True
+    serve(host, host.start())
+    return host

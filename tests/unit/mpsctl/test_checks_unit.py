@@ -1,0 +1,308 @@
+"""The judgements of an instance's unit, daemon, directory, limits and servers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fakes import FakeDaemon, Host
+from judging import SERVER, UNIT, amiss, judge, only, serve
+from mpsctl.adapters import procfs
+from mpsctl.lifecycle import apply
+from mpsctl.model.finding import CRITICAL, OK, UNKNOWN, WARNING
+from mpsctl.observe import host as look
+
+# -- healthy
+
+
+def test_a_healthy_host_is_silent(live: Host) -> None:
+    report = judge(live)
+    assert amiss(report) == {}, [one for _, one in report.every if one.level != OK]
+    assert (report.worst, report.exit_code) == (OK, 0)
+    names = [one.name for one in report.instances["0"]]
+    assert len(names) == len(set(names))
+
+
+def test_a_host_without_clients_or_servers_is_silent_too(host: Host) -> None:
+    host.desired(ComputeMode="exclusive_process")
+    host.systemd.unit(UNIT).enabled = True
+    host.start()
+    assert amiss(judge(host)) == {}
+
+
+def test_verify_changes_nothing_and_asks_for_each_thing_once(live: Host) -> None:
+    before, daemon = live.snapshot(), live.running()
+    daemon.commands.clear()
+    setters, modes, opened = list(daemon.setters), list(live.nvml.modes_set), live.nvml.times_opened
+    judge(live)
+    proofs.of_instance(look.at_host(live.world, [], 5), "0")
+    assert live.snapshot() == before
+    assert daemon.setters == setters
+    assert live.nvml.modes_set == modes
+    assert live.systemd.acts == []
+    assert len(daemon.commands) == len(set(daemon.commands))
+    assert live.nvml.times_opened == opened  # asked in another process, once
+
+
+# -- the unit and its daemon
+
+
+def test_a_unit_that_is_not_enabled(live: Host) -> None:
+    live.systemd.unit(UNIT).enabled = False
+    assert only(live, "unit-enabled", CRITICAL).remedy == f"systemctl enable {UNIT}"
+
+
+def test_a_unit_file_that_systemd_has_not_read(live: Host) -> None:
+    live.systemd.unit(UNIT).stale = True
+    only(live, "unit-active", WARNING)
+
+
+def test_restarts_by_systemd(live: Host) -> None:
+    live.systemd.unit(UNIT).restarts = 3
+    assert "3 times" in only(live, "restarts", WARNING).found
+
+
+def test_a_crash_loop(host: Host) -> None:
+    host.desired()
+    host.systemd.unit(UNIT).enabled = True
+    for _ in range(4):
+        host.kill(host.start().pid)
+    unit = host.systemd.unit(UNIT)
+    unit.active_state, unit.sub_state, unit.main_pid = "activating", "auto-restart", 0
+    found = amiss(judge(host))
+    assert (found["restarts"], found["unit-active"]) == (CRITICAL, CRITICAL)
+
+
+def test_a_unit_that_does_not_run_and_what_cannot_be_told_without_it(host: Host) -> None:
+    host.desired()
+    host.systemd.unit(UNIT).enabled = True
+    found = amiss(judge(host))
+    assert found.pop("unit-active") == CRITICAL
+    assert set(found.values()) == {UNKNOWN}
+    for name in ("main-process", "daemon-answers", "front-door", "memory-limit", "server-state", "client-limits"):
+        assert name in found
+
+
+def test_a_main_process_that_serves_another_directory(live: Host) -> None:
+    environment = live.processes[live.running().pid].environment
+    assert environment is not None
+    environment["CUDA_MPS_PIPE_DIRECTORY"] = str(live.pipe_root / "elsewhere/.private")
+    assert amiss(judge(live))["main-process"] == CRITICAL
+
+
+def test_a_main_process_that_is_no_child_of_systemd(live: Host) -> None:
+    live.processes[live.running().pid].parent = 4711
+    assert "child of pid 4711" in only(live, "main-process", CRITICAL).found
+
+
+def test_a_server_that_another_daemon_started(live: Host) -> None:
+    live.processes[SERVER].parent = 4711
+    assert f"server {SERVER}" in only(live, "main-process", CRITICAL).found
+
+
+def test_a_door_that_leads_to_another_daemons_directory(live: Host) -> None:
+    door = live.pipe_root / "0/control"
+    door.unlink()
+    door.symlink_to(".another0000/control")
+    assert "the front door leads to" in next(
+        one.found for one in judge(live).instances["0"] if one.name == "main-process" and one.level == CRITICAL
+    )
+
+
+def test_a_closed_door(live: Host) -> None:
+    (live.pipe_root / "0/control").unlink()
+    only(live, "front-door", CRITICAL)
+
+
+def test_a_daemon_that_does_not_answer(live: Host) -> None:
+    live.running().not_served = True
+    found = judge(live)
+    levels = amiss(found)
+    assert levels.pop("daemon-answers") == CRITICAL
+    assert set(levels.values()) == {UNKNOWN}
+    assert {"memory-limit", "thread-percentage", "client-priority", "server-state", "gpu-processes"} <= set(levels)
+    assert "4711" in next(one.found for one in found.instances["0"] if one.name == "daemon-answers")
+
+
+def test_a_stopped_daemon_is_told_by_its_state_and_never_asked(live: Host) -> None:
+    daemon = live.running()
+    live.processes[daemon.pid].state = "T"
+    daemon.commands.clear()
+    checks = proofs.of_instance(look.at_host(live.world, [], 5), "0")
+    (found,) = (one for one in checks if one.name == "daemon-answers")
+    assert (found.level, "state T" in found.found, f"kill -CONT {daemon.pid}" in found.remedy) == (CRITICAL, True, True)
+    assert daemon.commands == []
+
+
+def test_an_answer_cut_short_calls_no_client_a_foreign_process(live: Host) -> None:
+    daemon = live.running()
+
+    def hold(command: str) -> None:
+        daemon.not_served = daemon.not_served or command.startswith("get_client_list")
+
+    daemon.before_command = hold
+    found = amiss(judge(live))
+    assert (found["daemon-answers"], found["gpu-processes"], found["client-limits"]) == (CRITICAL, UNKNOWN, UNKNOWN)
+
+
+def test_all_questions_to_one_daemon_share_five_seconds(live: Host) -> None:
+    daemon, deadlines = live.running(), []
+    ask = daemon.ask
+
+    def slow(commands: list[str], deadline_s: float = 10) -> list[list[str]]:
+        deadlines.append(deadline_s)
+        live.clock.pass_by(2)
+        return ask(commands, deadline_s)
+
+    daemon.ask = slow  # type: ignore[assignment,method-assign]
+    proofs.of_instance(look.at_host(live.world, [], 5), "0")
+    assert deadlines == [5, 3, 1]
+
+
+# -- files and permissions
+
+
+@pytest.mark.parametrize("name", ["control", "control_privileged", "control_lock", "log"])
+def test_files_removed_under_a_live_daemon(live: Host, name: str) -> None:
+    next(live.pipe_root.glob(f"0/.*/{name}")).unlink()
+    found = only(live, "pipe-directory-files", CRITICAL)
+    assert f"damage: {name} gone" in found.found
+    assert "do NOT start a second daemon" in found.remedy
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_an_ancestor_that_others_may_not_enter(live: Host, level: int) -> None:
+    directory = [live.places.root, live.pipe_root, live.pipe_root / "0"][level]
+    directory.chmod(0o700)
+    found = only(live, "pipe-directory-access", CRITICAL).found
+    assert found.startswith(f"{directory}, on the way")
+    assert "mode 0700, owner" in found
+    directory.chmod(0o755)
+
+
+def test_a_socket_that_others_may_not_write(live: Host) -> None:
+    next(live.pipe_root.glob("0/.*/control")).chmod(0o644)
+    assert "may not connect" in only(live, "pipe-directory-access", CRITICAL).found
+
+
+def test_an_ancestor_that_is_open_to_the_server_user_is_enough(host: Host) -> None:
+    import pwd
+
+    me = pwd.getpwuid(host.places.root.stat().st_uid).pw_name
+    host.desired(ServerUser=me, ComputeMode="default")
+    host.systemd.unit(UNIT).enabled = True
+    host.start()
+    host.pipe_root.chmod(0o700)
+    assert "pipe-directory-access" not in amiss(judge(host))
+
+
+def test_a_server_user_that_this_host_does_not_have(live: Host) -> None:
+    live.desired(ServerUser="nobody-has-this-name", ComputeMode="exclusive_process")
+    found = next(one for one in judge(live).instances["0"] if one.name == "pipe-directory-access")
+    assert (found.level, "nobody-has-this-name" in found.found) == (CRITICAL, True)
+
+
+# -- limits
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("set_default_device_pinned_mem_limit 0 3G", "memory-limit"),
+        (f"set_device_pinned_mem_limit {SERVER} 0 3G", "memory-limit"),
+        ("set_default_device_pinned_mem_limit 0 0", "memory-limit"),
+        ("set_default_active_thread_percentage 100", "thread-percentage"),
+        (f"set_active_thread_percentage {SERVER} 100", "thread-percentage"),
+        ("set_default_client_priority 0", "client-priority"),
+    ],
+)
+def test_a_value_changed_by_hand(live: Host, command: str, name: str) -> None:
+    live.running().ask([command])
+    found = only(live, name, CRITICAL)
+    assert found.expected in ("4096 MiB", "50 %", "1")
+    assert found.remedy == f"systemctl reload {UNIT}"
+
+
+def test_a_rounded_limit_that_nothing_proves_is_not_passed(live: Host) -> None:
+    (live.places.runtime("0") / "in-force.json").unlink()
+    only(live, "memory-limit", UNKNOWN)
+
+
+# -- servers
+
+
+def without_the_pid_file(host: Host) -> None:
+    """A control daemon before 550 writes none."""
+    private = Path(host.processes[host.running().pid].environment["CUDA_MPS_PIPE_DIRECTORY"])  # type: ignore[index]  # readable
+    (private / "nvidia-cuda-mps-control.pid").unlink()
+
+
+def test_a_daemon_that_lets_every_user_change_limits(live: Host) -> None:
+    without_the_pid_file(live)
+    assert "set mps_group" in only(live, "limits-guarded", WARNING).remedy
+
+
+def test_with_a_group_only_its_members_can_and_may_enter(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    gid = os.getegid()
+    monkeypatch.setattr(procfs, "gid", lambda name: gid)
+    live.desired(DeviceMemoryLimit="4G", ActiveThreadPercentage=50, ClientPriority=1, Group="mps")
+    live.processes[live.running().pid].gids = (gid,)
+    without_the_pid_file(live)
+    apply.apply(live.world, "0", live.running().pid)
+    found = {one.name: one for one in judge(live).instances["0"]}
+    assert found["limits-guarded"].level == OK
+    assert found["pipe-directory-access"].level == OK
+    assert found["pipe-directory-access"].found.startswith(f"a member of group {gid} may enter")
+
+
+@pytest.mark.parametrize(("state", "level"), [("FAULT", CRITICAL), ("INITIALIZING", WARNING)])
+def test_a_server_that_does_not_serve(live: Host, state: str, level: str) -> None:
+    live.running().servers[SERVER].state = state
+    only(live, "server-state", level)
+
+
+def test_a_stopped_server(live: Host) -> None:
+    live.processes[SERVER].state = "T"
+    assert "state T" in only(live, "server-state", CRITICAL).found
+
+
+def test_a_daemon_that_does_not_tell_the_state(live: Host) -> None:
+    live.running().version = 535
+    only(live, "server-state", UNKNOWN)
+
+
+def test_no_server_where_one_is_desired_without_clients(host: Host) -> None:
+    host.desired(ServerUser="root", ComputeMode="exclusive_process")
+    host.systemd.unit(UNIT).enabled = True
+    daemon = host.start()
+    daemon.servers.clear()
+    assert amiss(judge(host))["server-state"] == CRITICAL
+
+
+def fail_servers(daemon: FakeDaemon, count: int, uid: int = 1000) -> None:
+    for pid in range(95, 95 + count):
+        daemon.write("Control", 73, f"Starting new server {pid} for user {uid}")
+        daemon.write("Control", 73, "Server encountered a fatal exception. Shutting down")
+        daemon.write("Control", 73, f"Server {pid} exited with status 1")
+
+
+@pytest.mark.parametrize(("count", "level"), [(1, WARNING), (2, WARNING), (3, CRITICAL), (6, CRITICAL)])
+def test_servers_that_end_with_a_failure(host: Host, count: int, level: str) -> None:
+    host.desired(ComputeMode="exclusive_process")
+    host.systemd.unit(UNIT).enabled = True
+    fail_servers(host.start(), count)
+    found = only(host, "server-exits", level)
+    assert f"server {94 + count} of user 1000 exited with status 1" in found.evidence
+
+
+def test_failed_servers_that_were_replaced_are_a_note(host: Host) -> None:
+    host.desired(ComputeMode="exclusive_process")
+    host.systemd.unit(UNIT).enabled = True
+    daemon = host.start()
+    fail_servers(daemon, 2)
+    serve(host, daemon)
+    report = judge(host)
+    assert amiss(report) == {}
+    assert any(one.name == "server-exits" and len(one.evidence) == 2 for one in report.instances["0"])
