@@ -115,7 +115,7 @@ def compute_mode(view: View) -> Finding:
             continue
         if mode is None:
             line = f"{device}: compute mode is not told by NVML, desired {desired}"
-            return failed(line, str(desired), "set mps_compute_mode to null for this GPU", mends=RELOAD)
+            return unknown(line, str(desired), "set mps_compute_mode to null for this GPU")
         if not one.pid and mode not in (DEFAULT, desired):
             line = f"{device} is in mode {mode} and no daemon serves it: nobody can use it, or one process alone"
             remedy = f"start {pasted(one.unit.name)}, or nvidia-smi -i {device.gpu.index} -c DEFAULT"

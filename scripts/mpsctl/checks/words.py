@@ -44,7 +44,8 @@ def daemon(one: DaemonProcess, devices: Optional[Sequence[str]]) -> str:
     inside = ", in another namespace" if one.elsewhere else ""
     inside = f", container {shown(one.container)}" if one.container else inside
     gpus = "GPUs that cannot be read" if devices is None else ", ".join(map(shown, devices)) or "no GPU"
-    command = shown(one.command) or "command not told"
+    hangs = "it hangs: its environment does not come" if one.state == "D" else "command not told"
+    command = shown(one.command) or hangs
     return f"control daemon {one.pid} ({command}, {who(one.user, one.uid)}{inside}) on {where} with {gpus}"
 
 

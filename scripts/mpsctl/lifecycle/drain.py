@@ -179,7 +179,10 @@ def told(left: Sequence[tuple[int, ClientFacts]], now_s: float) -> str:
     """Who is left, on one line."""
     if not left:
         return "no client is left"
-    who = [f"{words.client(client)}, {duration.text(procfs.age_s(client.started_at, now_s))} old" for _, client in left[:_SHOWN]]
+    who = [
+        f"{words.client(client)}, {duration.text(procfs.age_s(client.started_at, now_s))} old"
+        for _, client in left[:_SHOWN]
+    ]
     more = f"; and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
     return f"{len(left)} client{'s' if len(left) > 1 else ''} left: {'; '.join(who)}{more}"
 

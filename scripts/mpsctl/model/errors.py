@@ -27,6 +27,10 @@ class BadValue(MpsctlError):
         self.key, self.variable = key, variable
         super().__init__(f"found {found}, expected {expected}; {remedy}")
 
+    def __reduce__(self) -> tuple[type[BadValue], tuple[Optional[str], ...]]:
+        """A refusal goes from one process to another whole."""
+        return type(self), (self.found, self.expected, self.remedy, self.key, self.variable)
+
     def named(self, key: str, variable: Optional[str]) -> BadValue:
         """The same refusal, with the names under which the value was given."""
         return BadValue(self.found, self.expected, self.remedy, key, variable)

@@ -7,6 +7,9 @@ from pathlib import Path
 
 PROGRAM = "/usr/local/bin/mpsctl"
 
+FINGERPRINT = "# Managed by mps-fleet"
+"""The beginning of the first line of every file that is ours; others are left alone."""
+
 
 @dataclass(frozen=True)
 class Places:

@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Callable, Iterable, Iterator, Mapping, Optional, Sequence
 
-from mpsctl.adapters import hardware, managers
+from mpsctl.adapters import files, hardware, managers
 from mpsctl.adapters.bounded import Call
 from mpsctl.model.daemon_environment import DEFAULT_PIPE_DIRECTORY
 from mpsctl.model.errors import BadValue, MpsctlError, NotReady
 from mpsctl.model.instance import Instance
+from mpsctl.model.places import FINGERPRINT
 from mpsctl.observe import daemons, gpus, instance, units
 from mpsctl.observe.daemons import MpsProcesses
 from mpsctl.observe.facts import NO_ANSWER, DaemonProcess, GpuFacts, InstanceFacts, UnitFacts, Unread
@@ -106,6 +107,7 @@ def look(
     isolated: bool = False,
     deep: bool = False,
     nvml_timeout_s: float = gpus.TIMEOUT_S,
+    proc_timeout_s: float = daemons.TIMEOUT_S,
     instance_timeout_s: float = INSTANCE_TIMEOUT_S,
 ) -> HostFacts:
     """Look at the host and at the named instances, or at all that have a file. Changes nothing and raises nothing.
@@ -115,23 +117,28 @@ def look(
     on one holds up no other. ``deep`` looks also at what takes long: other managers, and the journal of this boot.
     """
     # Processes are begun before any thread is.
-    nvml, mps = gpus.begin(world, nvml_timeout_s), daemons.begin()
+    nvml, mps = gpus.begin(world, nvml_timeout_s), daemons.begin(proc_timeout_s)
+    beside = Call(partial(_look_deep, world), instance_timeout_s, "the look at other managers") if deep else None
     given = {one.name: one for one in desired}
     every, refused = _files(world, names or ())
     every.update(given)
     found = HostFacts(GpuFacts(), MpsProcesses(), every, {n: e for n, e in refused.items() if n not in given}, {})
     _look_at_units(world, found)
-    found.ours_installed = (world.places.units / "mps-control@.service").exists()
-    found.gpus, found.processes = gpus.answer(nvml), daemons.answer(mps)
+    with suppress(MpsctlError, OSError):
+        text = files.read_text(world.places.units / "mps-control@.service") or ""
+        found.ours_installed = text.startswith(FINGERPRINT)
+    found.gpus, found.processes = gpus.answer(nvml), daemons.answer(mps, proc_timeout_s)
     found.nvidia_on_bus = hardware.nvidia_on_bus() if found.gpus.unread or not found.gpus.gpus else True
     found.simulated, found.is_root = hardware.simulated(), os.geteuid() == 0
     found.now_s, found.wall_s, found.configuration = world.now_s(), world.wall_s(), world.places.configuration
     found.default_directories = list(_default_directories(world))
-    if deep:
-        _look_deep(world, found)
+    if beside is not None:
+        with suppress(NotReady):
+            found.managers, found.boot = beside.answer()
     with suppress(OSError):
         found.saved_modes = saved_compute_modes.all_recorded(world)
-    wanted = [*given, *(name for name in (every if names is None else names) if name not in given)]
+    known = sorted([*every, *refused], key=configuration.natural)
+    wanted = [*given, *(name for name in (known if names is None else names) if name not in given)]
     _look_at_instances(world, found, list(dict.fromkeys(wanted)), isolated, instance_timeout_s)
     return found
 
@@ -156,18 +163,20 @@ def _default_directories(world: World) -> Iterator[LeftBehind]:
                 yield LeftBehind(Path(default), directory.stat().st_uid)
 
 
-def _look_deep(world: World, found: HostFacts) -> None:
-    root = world.places.root
-    with suppress(MpsctlError, OSError):
+def _look_deep(world: World) -> tuple[Optional[Managers], Optional[list[str]]]:
+    """What takes long to look at; what cannot be looked at is None."""
+    root, others, boot = world.places.root, None, None
+    with suppress(Exception):
         paths = managers.units(root)
         shown = units.look(world, list(paths)) if paths else {}
-        found.managers = Managers(
+        others = Managers(
             managers.kubernetes(),
             {str(path): what for path, what in managers.slurm(root).items()},
             {unit: (path, shown[unit].active_state, managers.wanted(unit, root)) for unit, path in paths.items()},
         )
-    with suppress(MpsctlError, OSError):
-        found.boot = world.systemd.journal_of_boot("ordering cycle")
+    with suppress(Exception):
+        boot = world.systemd.journal_of_boot("ordering cycle")
+    return others, boot
 
 
 def unit_of(name: str) -> str:
@@ -208,5 +217,9 @@ def _look_at_instances(world: World, found: HostFacts, names: Sequence[str], iso
     else:
         journals = {name: instance.begin_journal(world, found.units[name]) for name in looks}
         for name, one in looks.items():
-            found.instances[name] = one(journals[name])
+            try:
+                found.instances[name] = one(journals[name])
+            except Exception as error:  # of one instance, and no other's
+                unread = Unread("instance", NO_ANSWER, f"{type(error).__name__}: {error} (a fault of mpsctl)")
+                found.instances[name] = InstanceFacts(name, found.units[name], found.every[name], unread=unread)
     found.instances = {name: found.instances[name] for name in names}

@@ -15,7 +15,7 @@ from mpsctl.adapters.daemon_log import DaemonLog
 from mpsctl.model import daemon_environment
 from mpsctl.model.errors import BadValue, MpsctlError
 from mpsctl.model.instance import Instance
-from mpsctl.observe import daemons, facts, gpu_processes, process_facts, reachability, servers
+from mpsctl.observe import daemons, facts, gpu_processes, process_facts, reachability, servers, units
 from mpsctl.observe.daemons import MpsProcesses
 from mpsctl.observe.facts import (
     NO_ANSWER,
@@ -207,7 +207,7 @@ def _look_at_waiting(found: InstanceFacts) -> None:
 
 
 def _look_at_processes(world: World, found: InstanceFacts, public: Path, around: Surroundings) -> None:
-    told = found.answer.complete or not found.pid
+    told = found.answer.complete or (not found.pid and found.unit.load_state != units.UNKNOWN)
     daemon = gpu_processes.OfDaemon(
         public=public,
         devices=[device.uuid for device in found.devices],

@@ -8,6 +8,8 @@ from mpsctl.observe.facts import UnitFacts
 from mpsctl.store.world import World
 
 HEALTH_TIMER = "mps-health.timer"
+UNKNOWN = "unknown"
+"""The load state of a unit of which systemd tells nothing."""
 _MICROSECONDS = 1_000_000
 
 
@@ -22,14 +24,14 @@ def look(world: World, names: Sequence[str]) -> dict[str, UnitFacts]:
 
 def unknown(world: World, name: str) -> UnitFacts:
     """A unit of which systemd tells nothing."""
-    return UnitFacts(name, load_state="unknown", enabled=world.systemd.enabled(name))
+    return UnitFacts(name, load_state=UNKNOWN, enabled=world.systemd.enabled(name))
 
 
 def _facts(world: World, name: str, shown: Mapping[str, str]) -> UnitFacts:
     since = shown.get("ActiveEnterTimestampMonotonic", "")
     return UnitFacts(
         name=name,
-        load_state=shown.get("LoadState", "unknown"),
+        load_state=shown.get("LoadState", UNKNOWN),
         active_state=shown.get("ActiveState", "unknown"),
         sub_state=shown.get("SubState", "unknown"),
         result=shown.get("Result", ""),

@@ -18,9 +18,9 @@ from mpsctl.model.gpu import Load
 @pytest.mark.parametrize(
     ("environment", "reason"),
     [
-        ({}, "no CUDA_MPS_PIPE_DIRECTORY in its environment"),
+        ({}, "CUDA_MPS_PIPE_DIRECTORY is not set in its environment"),
         ({"CUDA_MPS_PIPE_DIRECTORY": "/proc"}, "CUDA_MPS_PIPE_DIRECTORY=/proc instead of"),
-        ({"CUDA_MPS_PIPE_DIRECTORY": "/not/here"}, "that directory does not exist where it stands"),
+        ({"CUDA_MPS_PIPE_DIRECTORY": "/not/here"}, "CUDA_MPS_PIPE_DIRECTORY=/not/here instead of"),
         ({"CUDA_MPS_PIPE_DIRECTORY": "PUBLIC", "CUDA_VISIBLE_DEVICES": uuid(3)}, "names no GPU of this instance"),
         ({"CUDA_MPS_PIPE_DIRECTORY": "PUBLIC"}, "its environment is right"),
         ({"CUDA_MPS_PIPE_DIRECTORY": "PUBLIC/"}, "its environment is right"),
@@ -88,7 +88,7 @@ def test_a_server_that_ended_under_its_clients(live: Host) -> None:
     assert live.nvml.held_mib is not None
     live.nvml.held_mib.clear()
     check = only(live, "server-exits", WARNING)
-    assert check.found == f"server {SERVER} ended under 1 clients (pid {client})"
+    assert check.found == f"server {SERVER} ended under 1 client (pid {client})"
     assert [reason.cause for reason in check.reasons] == ["server-gone"]
     serve(live, daemon, clients=0)
     assert amiss(judge(live)) == {}, "another took over"
@@ -106,14 +106,39 @@ def test_a_server_whose_clients_had_left_ended_well(live: Host) -> None:
     assert amiss(judge(live)) == {}
 
 
-def test_a_fatal_fault_of_a_client_is_named_until_others_have_come(live: Host) -> None:
-    daemon = live.running()
-    (client,) = daemon.servers[SERVER].clients
-    daemon.write("Server", SERVER, f"Client {{PID: {client}, Context: 1}} encountered a fatal GPU error.")
+def fault(host: Host, named: int) -> None:
+    """What the server's log says of a client's illegal access (driver 580, H200)."""
+    host.running().write("Server", SERVER, f"Client {{PID: {named}, Context: 1}} encountered a fatal GPU error.")
+
+
+def test_the_fault_of_a_servers_only_client_is_its_own_until_others_have_come(live: Host) -> None:
+    (client,) = live.running().servers[SERVER].clients
+    fault(live, client)
     check = only(live, "client-faults", WARNING)
-    assert check.found.startswith(f"client {client} made a fatal fault on server {SERVER}")
-    connect(live, daemon)
+    assert (check.facts["culprit"], check.facts["clients"]) == (client, [client])
+    connect(live, live.running())
     assert amiss(judge(live)) == {}
+
+
+@pytest.mark.parametrize("bystanders", [1, 2, 3, 5])
+def test_of_several_clients_nobody_is_named_as_the_culprit(live: Host, bystanders: int) -> None:
+    """The log names a bystander, 10 times of 10 (driver 580, H200)."""
+    others = [connect(live, live.running()) for _ in range(bystanders)]
+    fault(live, others[0])
+    check = only(live, "client-faults", WARNING)
+    assert check.facts["culprit"] is None
+    assert set(check.facts["clients"]) == set(live.running().servers[SERVER].clients)  # type: ignore[call-overload]
+    assert "which one is not told" in check.found
+
+
+def test_a_client_that_is_left_alone_is_no_culprit(live: Host) -> None:
+    """One that is ended in the middle of its work takes its neighbours along, and has left a moment before."""
+    (victim,) = live.running().servers[SERVER].clients
+    other = connect(live, live.running())
+    live.running().leave(SERVER, victim)
+    fault(live, other)
+    found = judge(live).check("0", "client-faults")
+    assert found.facts["culprit"] is None
 
 
 @pytest.mark.parametrize(("held_mib", "level"), [(4098, WARNING), (4081, WARNING), (4080, OK), (600, OK)])

@@ -12,17 +12,18 @@ import pytest
 from fakes import Host, h200, uuid
 from judging import UNIT, amiss, judge, only, public
 from mpsctl.adapters import hardware, procfs
+from mpsctl.checks import report
+from mpsctl.checks.judgement import Finding, View, judgement
 from mpsctl.model.errors import NotReady
-from mpsctl.model.finding import CRITICAL, OK, UNKNOWN, WARNING, Check
-from mpsctl.observe import host as look
+from mpsctl.model.finding import CRITICAL, OK, UNKNOWN, WARNING
 
 # -- NVML and systemd
 
 
 def test_nvml_that_hangs_is_left_behind(live: Host) -> None:
     live.nvml.hangs = True
-    report = judge(live.world, nvml_timeout_s=0.1)
-    found = amiss(report)
+    found = judge(live, nvml_timeout_s=0.1)
+    found = amiss(found)
     assert found["gpus-answer"] == CRITICAL
     assert found["gpu-processes"] == found["gpus-present"] == found["persistence"] == UNKNOWN
     assert "daemon-answers" not in found
@@ -40,40 +41,37 @@ def hang(monkeypatch: pytest.MonkeyPatch, name: str, pids: Sequence[int]) -> Non
         return real(pid)
 
     monkeypatch.setattr(procfs, name, read)
-    monkeypatch.setattr(look, "DEADLINE_S", 1.0)
 
 
 def test_a_foreign_daemon_that_hangs_is_named_and_holds_up_nobody(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = live.process("nvidia-cuda-mps-control", "nvidia-cuda-mps-control -d", {})
     hang(monkeypatch, "environment", [pid])
-    report = judge(live.world, instance_timeout_s=10)
-    found = {one.name: one for one in report.host}["foreign-daemons"]
-    assert found.level == WARNING
-    assert f"pid {pid} (it hangs" in found.found
-    levels = {one.name: one.level for one in report.instances["0"] if one.level != OK}
+    found = judge(live, instance_timeout_s=10, proc_timeout_s=1)
+    check = found.check(None, "foreign-daemons")
+    assert (check.level, f"control daemon {pid} (it hangs" in check.found) == (WARNING, True), check.found
+    levels = {one.name: one.level for one in found.instances["0"] if one.level != OK}
     assert levels == {"other-daemons": UNKNOWN}
 
 
 def test_a_daemon_whose_very_command_hangs_holds_up_nobody(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     hang(monkeypatch, "command", [live.process("nvidia-cuda-mps-control", "nvidia-cuda-mps-control -d", {})])
-    report = judge(live.world, instance_timeout_s=2)
-    assert report.exit_code == 3
-    assert "did not answer within" in " ".join(one.found for _, one in report.every if one.level == UNKNOWN)
+    found = judge(live, instance_timeout_s=2, proc_timeout_s=1)
+    assert found.worst == UNKNOWN
+    assert "did not answer within" in " ".join(one.found for _, one in found.every if one.level == UNKNOWN)
 
 
 def test_a_host_whose_processes_cannot_be_listed(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     parent = os.getpid()
-    real = control.processes
+    real = procfs.pids
 
-    def processes(front_ends: bool = True) -> object:
+    def pids() -> object:
         if os.getpid() != parent:
             time.sleep(3600)
-        return real(front_ends)
+        return real()
 
-    monkeypatch.setattr(control, "processes", processes)
-    monkeypatch.setattr(look, "DEADLINE_S", 0.5)
-    report = judge(live.world, instance_timeout_s=10)
-    levels = {one.name: one.level for _, one in report.every if one.level != OK}
+    monkeypatch.setattr(procfs, "pids", pids)
+    found = judge(live, instance_timeout_s=10, proc_timeout_s=0.5)
+    levels = {one.name: one.level for _, one in found.every if one.level != OK}
     unknown = {"foreign-daemons", "default-pipe-directory", "modes-without-daemon", "other-daemons", "orphan-daemon"}
     assert {name for name, level in levels.items() if level == UNKNOWN} >= unknown
 
@@ -84,10 +82,11 @@ def test_an_instance_that_hangs_is_left_behind_and_holds_up_no_other(
     live.desired("1", ComputeMode="exclusive_process")
     live.systemd.unit("mps-control@1.service").enabled = True
     hang(monkeypatch, "environment", [live.start("1").pid])
-    report = judge(live.world, instance_timeout_s=3)
-    assert [(one.name, one.level) for one in report.instances["1"]] == [("look", UNKNOWN)]
-    assert "did not answer within 3 s" in report.instances["1"][0].found
-    assert {one.name: one.found for one in report.instances["0"] if one.level != OK} == {}
+    found = judge(live, instance_timeout_s=3, proc_timeout_s=1)
+    levels = {one.name: one.level for one in found.instances["1"]}
+    assert levels == {"configuration": UNKNOWN, "unit-enabled": OK, "unit-active": OK}
+    assert "did not answer within 3 s" in found.check("1", "configuration").found
+    assert {one.name for one in found.instances["0"] if one.level != OK} == set()
 
 
 def test_a_driver_that_is_not_loaded(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,13 +109,15 @@ def test_systemd_that_does_not_answer(live: Host, monkeypatch: pytest.MonkeyPatc
 
 def test_a_journal_that_may_not_be_read_is_never_a_pass(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     live.systemd.boot = None
-    assert only(live, "boot-order", UNKNOWN).remedy == "ask as root"
+    assert only(live, "boot-order", UNKNOWN).remedy == "", "root is not told to ask as root"
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert judge(live).check(None, "boot-order").remedy == "ask as root"
 
 
 def test_an_ordering_cycle_at_boot(live: Host) -> None:
     line = "multi-user.target: Found ordering cycle on mps-control@0.service/start"
     live.systemd.boot = ["x.service: Found ordering cycle on y.service/start", line]
-    assert only(live, "boot-order", CRITICAL).found == line
+    assert only(live, "boot-order", WARNING).found == line
     live.systemd.boot = ["x.service: Found ordering cycle on y.service/start"]
     assert amiss(judge(live)) == {}
 
@@ -186,9 +187,9 @@ def daemon_of_others(host: Host, **environment: str) -> int:
 @pytest.mark.parametrize("devices", [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": uuid(0)[:12]}, {}])
 def test_another_daemon_on_the_same_gpu(live: Host, devices: dict[str, str]) -> None:
     pid = daemon_of_others(live, CUDA_MPS_PIPE_DIRECTORY="/run/other", **devices)
-    report = judge(live)
-    assert amiss(report) == {"other-daemons": CRITICAL, "foreign-daemons": WARNING}
-    assert f"pid {pid}" in next(one.found for one in report.instances["0"] if one.name == "other-daemons")
+    found = judge(live)
+    assert amiss(found) == {"other-daemons": CRITICAL, "foreign-daemons": WARNING}
+    assert f"daemon {pid}" in found.check("0", "other-daemons").found
 
 
 def test_another_daemon_on_a_gpu_of_no_instance(live: Host) -> None:
@@ -218,26 +219,26 @@ def test_a_daemon_of_another_namespace_that_has_this_directory_mounted_is_an_orp
 
 def test_an_orphan_daemon_on_this_directory(live: Host) -> None:
     pid = daemon_of_others(live, CUDA_MPS_PIPE_DIRECTORY=f"{public(live)}/.before", CUDA_VISIBLE_DEVICES="0")
-    report = judge(live)
-    assert amiss(report) == {"orphan-daemon": CRITICAL, "foreign-daemons": WARNING}
-    found = next(one.found for one in report.instances["0"] if one.name == "orphan-daemon")
-    assert f"pid {pid}" in found
+    found = judge(live)
+    assert amiss(found) == {"orphan-daemon": CRITICAL, "foreign-daemons": WARNING}
+    found = next(one.found for one in found.instances["0"] if one.name == "orphan-daemon")
+    assert f"daemon {pid}" in found
     assert "its socket is gone" in found
 
 
 def test_a_daemon_on_the_default_directory(live: Host) -> None:
     daemon_of_others(live, CUDA_VISIBLE_DEVICES="2")
-    report = judge(live)
-    assert amiss(report) == {"default-pipe-directory": WARNING, "foreign-daemons": WARNING}
+    found = judge(live)
+    assert amiss(found) == {"default-pipe-directory": WARNING, "foreign-daemons": WARNING}
 
 
 def test_a_default_directory_that_was_left_behind_is_a_note(live: Host) -> None:
     directory = live.places.root / "tmp/nvidia-mps"
     directory.mkdir(parents=True)
     (directory / "control_lock").touch()
-    report = judge(live)
-    assert amiss(report) == {}
-    assert any(one.name == "default-pipe-directory" and one.evidence for one in report.host)
+    found = judge(live)
+    assert amiss(found) == {}
+    assert any(one.name == "default-pipe-directory" and one.evidence for one in found.host)
 
 
 def write(path: Path, text: str) -> None:
@@ -308,17 +309,17 @@ def test_another_manager_of_mps(live: Host, manager: Callable[[Host], str]) -> N
 def test_a_control_daemon_in_a_container_is_a_manager_too(live: Host) -> None:
     pid = daemon_of_others(live, CUDA_MPS_PIPE_DIRECTORY="/tmp/pod", CUDA_VISIBLE_DEVICES="2")
     live.processes[pid].container = "77ab"
-    report = judge(live)
-    assert amiss(report) == {"other-managers": WARNING, "foreign-daemons": WARNING}
-    assert "container 77ab" in next(one.found for one in report.host if one.name == "other-managers")
+    found = judge(live)
+    assert amiss(found) == {"other-managers": WARNING, "foreign-daemons": WARNING}
+    assert "container 77ab" in next(one.found for one in found.host if one.name == "other-managers")
 
 
 def test_a_unit_that_nobody_starts_is_a_note(live: Host) -> None:
     write(live.places.root / "usr/lib/systemd/system/nvidia-mps.service", _STARTS)
     write(live.places.units / "mps-control@.service", _STARTS)
-    report = judge(live)
-    assert amiss(report) == {}
-    (managers,) = (one for one in report.host if one.name == "other-managers")
+    found = judge(live)
+    assert amiss(found) == {}
+    (managers,) = (one for one in found.host if one.name == "other-managers")
     assert len(managers.evidence) == 1
 
 
@@ -334,19 +335,19 @@ def test_one_broken_instance_hides_no_other(live: Host) -> None:
         raise KeyError(commands[0])
 
     live.start("2").ask = ask  # type: ignore[assignment,method-assign]
-    report = judge(live)
-    assert [one.name for one in report.instances["1"]] == ["configuration"]
-    assert report.instances["1"][0].level == CRITICAL
-    assert any("KeyError" in one.found for one in report.instances["2"])
-    assert all(one.level == OK for one in report.instances["0"])
+    found = judge(live)
+    assert [one.name for one in found.instances["1"]] == ["configuration", "unit-enabled", "unit-active"]
+    assert found.instances["1"][0].level == CRITICAL
+    assert any("KeyError" in one.found for one in found.instances["2"])
+    assert all(one.level == OK for one in found.instances["0"])
 
 
 def test_a_check_that_breaks_is_told_and_hides_no_other(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    def journal(wanted: str) -> None:
-        raise KeyError(wanted)
+    def broken(view: View) -> Finding:
+        raise KeyError("x")
 
-    monkeypatch.setattr(live.systemd, "journal_of_boot", journal)
-    assert "a fault of mpsctl" in only(live, "boot-order", UNKNOWN).found
+    monkeypatch.setattr(report, "OF_HOST", (*report.OF_HOST, judgement(of_host=True)(broken)))
+    assert "a fault of mpsctl" in only(live, "broken", UNKNOWN).found
 
 
 def test_a_host_that_was_never_converged(host: Host) -> None:
@@ -354,21 +355,6 @@ def test_a_host_that_was_never_converged(host: Host) -> None:
 
 
 def test_an_instance_that_does_not_exist(live: Host) -> None:
-    report = judge(live.world, ["7"])
-    assert [(one.name, one.level) for one in report.instances["7"]] == [("configuration", CRITICAL)]
-    assert list(report.instances) == ["7"]
-
-
-def test_a_probe_client_adds_its_checks_and_cannot_break_the_rest(live: Host) -> None:
-    def probe(look: InstanceLook) -> list[Check]:
-        if look.instance.name != "0":
-            raise NotReady("no")
-        return [Check("probe", CRITICAL, "it ran outside MPS", "attribute 133 is 1", "see the rest")]
-
-    report = judge(live.world, probe=probe)
-    assert amiss(report) == {"probe": CRITICAL}
-
-    def broken(look: InstanceLook) -> list[Check]:
-        raise NotReady("no libcuda")
-
-    assert amiss(judge(live.world, probe=broken)) == {"probe": UNKNOWN}
+    found = judge(live, "7")
+    assert found.check("7", "configuration").level == CRITICAL
+    assert list(found.instances) == ["7"]

@@ -10,6 +10,8 @@ import pytest
 from fakes import FakeDaemon, Host
 from judging import SERVER, UNIT, amiss, judge, only, serve
 from mpsctl.adapters import procfs
+from mpsctl.checks import report
+from mpsctl.checks.judgement import VERIFY
 from mpsctl.lifecycle import apply
 from mpsctl.model.finding import CRITICAL, OK, UNKNOWN, WARNING
 from mpsctl.observe import host as look
@@ -18,10 +20,10 @@ from mpsctl.observe import host as look
 
 
 def test_a_healthy_host_is_silent(live: Host) -> None:
-    report = judge(live)
-    assert amiss(report) == {}, [one for _, one in report.every if one.level != OK]
-    assert (report.worst, report.exit_code) == (OK, 0)
-    names = [one.name for one in report.instances["0"]]
+    found = judge(live)
+    assert amiss(found) == {}, [one for _, one in found.every if one.level != OK]
+    assert found.worst == OK
+    names = [one.name for one in found.instances["0"]]
     assert len(names) == len(set(names))
 
 
@@ -37,7 +39,7 @@ def test_verify_changes_nothing_and_asks_for_each_thing_once(live: Host) -> None
     daemon.commands.clear()
     setters, modes, opened = list(daemon.setters), list(live.nvml.modes_set), live.nvml.times_opened
     judge(live)
-    proofs.of_instance(look.at_host(live.world, [], 5), "0")
+    look.look(live.world)
     assert live.snapshot() == before
     assert daemon.setters == setters
     assert live.nvml.modes_set == modes
@@ -130,8 +132,7 @@ def test_a_stopped_daemon_is_told_by_its_state_and_never_asked(live: Host) -> No
     daemon = live.running()
     live.processes[daemon.pid].state = "T"
     daemon.commands.clear()
-    checks = proofs.of_instance(look.at_host(live.world, [], 5), "0")
-    (found,) = (one for one in checks if one.name == "daemon-answers")
+    found = report.report(look.look(live.world), VERIFY).check("0", "daemon-answers")
     assert (found.level, "state T" in found.found, f"kill -CONT {daemon.pid}" in found.remedy) == (CRITICAL, True, True)
     assert daemon.commands == []
 
@@ -157,7 +158,8 @@ def test_all_questions_to_one_daemon_share_five_seconds(live: Host) -> None:
         return ask(commands, deadline_s)
 
     daemon.ask = slow  # type: ignore[assignment,method-assign]
-    proofs.of_instance(look.at_host(live.world, [], 5), "0")
+    inside = live.world.hurried(live.world.now_s() + look.DAEMON_TIMEOUT_S)
+    look.look(inside)
     assert deadlines == [5, 3, 1]
 
 
@@ -303,6 +305,6 @@ def test_failed_servers_that_were_replaced_are_a_note(host: Host) -> None:
     daemon = host.start()
     fail_servers(daemon, 2)
     serve(host, daemon)
-    report = judge(host)
-    assert amiss(report) == {}
-    assert any(one.name == "server-exits" and len(one.evidence) == 2 for one in report.instances["0"])
+    found = judge(host)
+    assert amiss(found) == {}
+    assert any(one.name == "server-exits" and len(one.evidence) == 2 for one in found.instances["0"])
