@@ -264,13 +264,19 @@ def _frameworks(device: _Device) -> list[Diagnosis]:
         limit, held = device.limit(client), device.held(client)
         if limit is None or held is None or limit >= device.total_mib:
             continue
-        hints = plans.hints(device.total_mib - device.costs.reserved_mib, limit, device.costs)
+        hints = plans.hints(device.total_mib, limit, device.costs)
+        if not hints:
+            continue  # the limit leaves a framework nothing: told as limit-below-context or own-limit-reached
         environment = procfs.environment(client.pid) or {}
         fraction = re.search(r"--gpu[-_]memory[-_]utilization[= ](\d(?:\.\d+)?|\.\d+)", client.command)
         if "vllm" in client.command.lower():
             share = float(fraction[1]) if fraction else 0.9
-            if share * device.total_mib > limit:
-                line = f"{client} takes {share:g} of {device.total_mib} MiB, its limit is {limit} MiB"
+            total_mib, context_mib = device.costs.cuda_total_mib(device.total_mib), device.costs.context_mib
+            if share * total_mib > limit - context_mib:
+                line = (
+                    f"{client} takes {share:g} of {total_mib} MiB, its limit of {limit} MiB leaves"
+                    f" {limit - context_mib} MiB beside a context of {context_mib} MiB"
+                )
                 found.append(diagnose("framework-cache", LIKELY, line, remedy=hints[2]))
         elif held > _NEAR * limit and procfs.maps(client.pid, "libtensorflow"):
             if environment.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() != "true":

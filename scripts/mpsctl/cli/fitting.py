@@ -117,6 +117,7 @@ def plan(world: World, options: argparse.Namespace) -> int:
         rates=rates or (),
         synchronous=options.synchronous,
         max_connections=fit.max_connections_of(os.environ),
+        share=memory if memory.mib is None else None,
     )
     found = planning.plan(world, card, desired)
     if options.json:

@@ -20,6 +20,7 @@ from mpsctl.adapters import files
 from mpsctl.adapters.nvml import Nvml
 from mpsctl.checks import became_client
 from mpsctl.model import fit, run_environment
+from mpsctl.model import run_environment
 from mpsctl.model.errors import BadValue, MpsctlError
 from mpsctl.model.gpu import Device
 from mpsctl.model.instance import Instance
@@ -85,7 +86,7 @@ def run(world: World, request: Request, inherited: Mapping[str, str]) -> int:
     if request.report is not None and not files.can_replace(request.report.absolute()):
         raise BadValue(f"--report {request.report}", "a file in a folder that can be written", "name another")
     environment = run_environment.build(inherited, instance, devices, request.lower)
-    environment.warnings += _refuse_too_little(world, instance, devices, driver, request.lower)
+    environment.warnings += _refuse_what_cannot_fit(world, instance, devices, driver, request.lower)
     report = Report(instance.name, list(request.command), environment.given, environment.dropped, environment.warnings)
     for warning in environment.warnings:
         _say(request, report, warning)
@@ -125,19 +126,15 @@ def _refuse_other_devices(world: World, instance: Instance, devices: Sequence[De
         )
 
 
-def _refuse_too_little(
+def _refuse_what_cannot_fit(
     world: World, instance: Instance, devices: Sequence[Device], driver: str, lower: Lower
 ) -> list[str]:
-    """A limit with which no client starts; warnings where that is not known for this GPU."""
-    from mpsctl.store import measured
-
-    warnings: list[str] = []
+    """A limit with which no client starts, or that no client can use; warnings where that is not known for this GPU."""
+    if lower.memory is None:
+        return []
     percentage = instance.thread_percentage if lower.thread_percentage is None else lower.thread_percentage
-    for device in devices if lower.memory is not None else ():
-        assert lower.memory is not None
-        card = fitting.card(device, driver)
-        demand = fit.Demand(limit_mib=lower.memory.on(device.memory_mib))
-        verdict = fit.judge(card, measured.costs_of(world, card.name, driver, percentage), demand)
+    warnings: list[str] = []
+    for verdict in fitting.judge_limit(world, lower.memory, None, percentage, devices, driver):
         for _, error in verdict.refusals:
             raise BadValue(f"--memory {lower.memory}: {error.found}", error.expected, error.remedy)
         warnings += verdict.warnings

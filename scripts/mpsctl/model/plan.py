@@ -10,18 +10,25 @@ from mpsctl.model import fit
 from mpsctl.model.costs import Costs
 from mpsctl.model.errors import BadValue
 from mpsctl.model.fit import Card, Demand
+from mpsctl.model.quantity import Quantity
 
 SHORT, LONG = "short", "long"
 _FIRST_PERCENTAGES = {SHORT: (30, 50), LONG: (70, 100)}
 """Where to begin: many short requests at once leave each other room, few long ones use the whole GPU in turn."""
 _RULE = (2, 8)
 """Processes per GPU, as a rule."""
+_LITTLE = Fraction(1, 20)
+"""A limit that must shrink by at most this part for one more client misses by little: no reason against MPS."""
+FRAMEWORK_MIB = 97
+"""What a framework's own libraries take beside a bare context: of a limit of 2048 MiB PyTorch 2.11 found 1437 free
+once it was up, a bare context leaves 1534 (H200, driver 580). vLLM refuses to start where less is free than it is
+told to take. TensorFlow's was not measured; the same is left to it."""
 
 
 @dataclass(frozen=True)
 class Desired:
-    """What is asked. ``limit_mib`` is the size of one process, its context included; ``rates`` are the request
-    rates of mixed models, one process each."""
+    """What is asked. ``limit_mib`` is the size of one process, its context included, ``share`` the same as it was
+    written where that is a percentage; ``rates`` are the request rates of mixed models, one process each."""
 
     limit_mib: int
     clients: Optional[int] = None
@@ -30,6 +37,7 @@ class Desired:
     rates: tuple[int, ...] = ()
     synchronous: bool = False
     max_connections: Optional[str] = None
+    share: Optional[Quantity] = None
 
 
 @dataclass
@@ -69,6 +77,7 @@ class Plan:
             "reserved_mib": self.costs.reserved_mib,
             "costs_origin": self.costs.origin,
             "costs_borrowed": self.costs.borrowed,
+            "costs_assumed": list(self.costs.assumed),
             "arithmetic": self.lines,
             "advice": self.advice,
             "warnings": self.warnings,
@@ -136,26 +145,24 @@ def plan(card: Card, costs: Costs, desired: Desired) -> Plan:
     percentage = choose_percentage(desired, clients)
     found = Plan(card, costs, desired.limit_mib, most, clients, percentage)
     found.rate_percentages = rate_percentages(desired.rates) if desired.rates else ()
-    demand = Demand(clients, desired.limit_mib, percentage, desired.max_connections)
+    demand = Demand(clients, desired.limit_mib, percentage, desired.max_connections, desired.share)
     verdict = fit.judge(card, costs, demand)
     found.verdict = verdict.word
-    reserved = f" - {costs.reserved_mib} MiB reserved" if costs.reserved_mib else ""
     usable_mib = fit.usable_mib(card, costs)
     found.lines = [
-        f"{card.memory_mib} MiB of {card.name}{reserved} - {costs.server_mib} MiB server"
+        f"{card.memory_mib} MiB of {card.name} - {costs.reserved_mib} MiB reserved - {costs.server_mib} MiB server"
         f" = {usable_mib} MiB for clients",
-        f"{usable_mib} MiB / {desired.limit_mib} MiB = {usable_mib // desired.limit_mib} clients by memory; the driver's cap"
-        f" is {fit.cap_of(card)}: at most {most}",
+        f"{usable_mib} MiB / {desired.limit_mib} MiB = {fit.counted(usable_mib // desired.limit_mib)} by memory;"
+        f" the driver's cap is {fit.cap_of(card)}: at most {most}",
         *verdict.lines,
     ]
     found.warnings = list(verdict.warnings)
-    if costs.borrowed:
-        found.warnings.append(f"what contexts and the server cost was {costs.borrowed}: run `mpsctl measure`")
     found.refusals = [str(error) for _, error in verdict.refusals]
+    if costs.caveat and not found.refusals:  # a refusal has it in its own line
+        found.warnings.append(costs.caveat)
     _advise_on_mps(found, desired)
     _advise_on_percentage(found, desired)
-    if desired.limit_mib > costs.context_mib:  # else no framework has anything to take
-        found.hints = hints(card.memory_mib - costs.reserved_mib, desired.limit_mib, costs)
+    found.hints = hints(card.memory_mib, desired.limit_mib, costs)
     return found
 
 
@@ -166,23 +173,47 @@ def _advise_on_mps(found: Plan, desired: Desired) -> None:
         found.advised = False
         found.advice.append(
             "against MPS: training across GPUs goes at the pace of its slowest rank, and NCCL refuses two ranks on one"
-            " GPU; give each process a GPU of its own, or MIG"
+            " GPU; give each process a GPU of its own"
         )
-    if share > Fraction(fit.LARGE_SHARE):
+    one_more = _one_more(found, desired)
+    if one_more:
+        if not found.refusals:  # else they name the limit
+            # With one client there is nothing to share yet: that is told louder.
+            (found.warnings if found.most == 1 else found.advice).append(one_more)
+    elif found.most == 1 and share > Fraction(fit.LARGE_SHARE):
         found.advised = False
         found.advice.append(
             f"against MPS: one process takes {percent} of the memory, over {fit.LARGE_SHARE * 100:.0f} %, so that no"
-            " second one of its size fits; run it alone, or split the GPU by MIG"
+            " second one of its size fits; give each a GPU of its own"
         )
-    elif found.most < _RULE[0] and not found.refusals:
+    elif found.most == 1 and not found.refusals:
         found.advised = False
         found.advice.append("against MPS: only one process of this size fits, so there is nothing to share")
-    elif not desired.synchronous:
+    if found.most > 1 and not found.refusals and not desired.synchronous:
         if Fraction(1, 10) <= share <= Fraction(1, 5):
             found.advice.append(f"for MPS: {percent} of the memory each, without traffic across GPUs, is its best case")
         found.advice.append(f"{_RULE[0]} to {_RULE[1]} processes per GPU are the rule; measure before going further")
     if found.verdict == fit.FITS and (found.warnings or not found.advised):
         found.verdict = fit.WARNS
+
+
+def _one_more(found: Plan, desired: Desired) -> Optional[str]:
+    """The limit with which one more client fits, where this one misses it by little."""
+    card, costs, more = found.card, found.costs, found.most + 1
+    if not 1 < more <= _RULE[1]:
+        return None
+    limit = fit.largest_limit([(card, costs)], more, desired.share is not None)
+    if limit is None:
+        return None
+    # Shares that add up to the whole miss only what the server and the driver hold, much of a small GPU.
+    within_memory = more * desired.limit_mib <= card.memory_mib
+    if not within_memory and limit.on(card.memory_mib) < (1 - _LITTLE) * desired.limit_mib:
+        return None
+    missing_mib = more * desired.limit_mib - fit.usable_mib(card, costs)
+    return (
+        f"{more} clients of {desired.limit_mib} MiB miss by {missing_mib} MiB: with a limit of at most {limit}"
+        f" {more} fit"
+    )
 
 
 def _advise_on_percentage(found: Plan, desired: Desired) -> None:
@@ -218,24 +249,30 @@ def _advise_on_percentage(found: Plan, desired: Desired) -> None:
         )
 
 
-def hints(total_mib: int, limit_mib: int, costs: Costs) -> list[str]:
+def hints(memory_mib: int, limit_mib: int, costs: Costs) -> list[str]:
     """What frameworks that take the whole GPU must be told; MPS does not change the total that a process sees.
 
-    ``total_mib`` is that total, as CUDA tells it.
+    ``memory_mib`` is the GPU's memory as NVML tells it. What a framework may take is the limit without the context
+    and without FRAMEWORK_MIB. In this order: PyTorch, TensorFlow, vLLM; empty where nothing is left to take.
     """
-    own_mib = max(0, limit_mib - costs.context_mib)
+    own_mib, total_mib = limit_mib - costs.context_mib - FRAMEWORK_MIB, costs.cuda_total_mib(memory_mib)
+    if own_mib <= 0 or 10_000 * own_mib < total_mib:
+        return []
+    fraction = _fraction(own_mib, total_mib)
+    sums = (
+        f"({limit_mib} MiB limit - {costs.context_mib} MiB context - {FRAMEWORK_MIB} MiB for the framework's libraries)"
+    )
     return [
         f"PyTorch: PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128 and torch.cuda.set_per_process_memory_fraction"
-        f"({_fraction(own_mib, total_mib)}): a fraction of the whole card, ({limit_mib} MiB limit - {costs.context_mib}"
-        f" MiB context) / {total_mib} MiB",
-        f"TensorFlow: TF_FORCE_GPU_ALLOW_GROWTH=true, or a logical device with memory_limit={own_mib}",
-        f"vLLM: --gpu-memory-utilization {_fraction(limit_mib, total_mib)}: {limit_mib} MiB limit / {total_mib} MiB",
+        f"({fraction}): a fraction of the whole card, {sums} / {total_mib} MiB",
+        f"TensorFlow: TF_FORCE_GPU_ALLOW_GROWTH=true, or a logical device with memory_limit={own_mib}: {sums}",
+        f"vLLM: --gpu-memory-utilization {fraction}: {sums} / {total_mib} MiB; it does not start where less is free",
     ]
 
 
 def _fraction(part_mib: int, total_mib: int) -> str:
     """Rounded down to four decimals: rounded up it would pass the limit."""
-    return f"{10_000 * part_mib // max(1, total_mib) / 10_000:.4f}"
+    return f"{10_000 * part_mib // total_mib / 10_000:.4f}"
 
 
 def as_text(found: Plan) -> str:

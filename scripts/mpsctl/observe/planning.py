@@ -41,13 +41,23 @@ def plan(world: World, card: Card, desired: Desired) -> Plan:
 
 
 def hints_of(world: World, name: str) -> list[str]:
-    """The hints for frameworks, scaled to an instance's limit on its first device."""
+    """The hints for frameworks, scaled to an instance's limit; for each kind of device where it has several."""
     instance = configuration.load(world, name)
-    with world.nvml() as nvml:
-        device = configuration.resolve(instance, nvml.gpus())[0]
-        driver = nvml.driver_version()
     if instance.limit is None:
         return ["no memory limit is managed here: one process may take the whole GPU"]
-    kind = fitting.card(device, driver)
-    costs = measured.costs_of(world, kind.name, driver, instance.thread_percentage)
-    return plans.hints(kind.memory_mib - costs.reserved_mib, instance.limit.on(device.memory_mib), costs)
+    with world.nvml() as nvml:
+        devices = configuration.resolve(instance, nvml.gpus())
+        driver = nvml.driver_version()
+    lines: dict[Optional[Card], list[str]] = {}
+    for device in devices:
+        if fitting.memory_mib(device) is None:
+            lines[None] = [f"no hint for {device}: NVML does not tell its memory, of which frameworks take a fraction"]
+            continue
+        card = fitting.card(device, driver)
+        limit_mib = instance.limit.on(card.memory_mib)
+        costs = measured.costs_of(world, card.name, driver, instance.thread_percentage)
+        nothing = f"a limit of {limit_mib} MiB leaves nothing for a framework: a context takes {costs.context_mib} MiB"
+        lines[card] = plans.hints(card.memory_mib, limit_mib, costs) or [nothing]
+    if len(lines) == 1:
+        return next(iter(lines.values()))
+    return [line if card is None else f"{card.name}: {line}" for card, found in lines.items() for line in found]

@@ -5,18 +5,36 @@ from __future__ import annotations
 from typing import Optional, Sequence
 
 from mpsctl.model import fit
-from mpsctl.model.fit import Card, Demand, Verdict
+from mpsctl.model.errors import BadValue, NotReady
+from mpsctl.model.fit import Card, Demand, Place, Verdict
 from mpsctl.model.gpu import Device
 from mpsctl.model.instance import VARIABLES, Instance
+from mpsctl.model.quantity import Quantity
 from mpsctl.store import measured
 from mpsctl.store.world import World
 
 
+def memory_mib(device: Device) -> Optional[int]:
+    """The device's memory in MiB; None where NVML does not tell it."""
+    return device.memory_mib
+
+
 def card(device: Device, driver: Optional[str]) -> Card:
+    """The device as the arithmetic takes it.
+
+    :raises NotReady: where NVML does not tell its memory: then there is no arithmetic.
+    """
+    memory = memory_mib(device)
+    if memory is None:
+        raise NotReady(f"NVML does not tell the memory of {device}: what fits on it cannot be worked out")
+    return _card(device, driver, memory)
+
+
+def _card(device: Device, driver: Optional[str], memory: int) -> Card:
     # A MIG device is another machine than its whole GPU: no figure of that holds there.
     return Card(
         name=device.mig.name if device.mig else device.gpu.name,
-        memory_mib=device.memory_mib,
+        memory_mib=memory,
         driver=driver,
         pre_volta=device.gpu.pre_volta,
         mig=device.mig is not None,
@@ -26,23 +44,59 @@ def card(device: Device, driver: Optional[str]) -> Card:
 def judge(world: World, instance: Instance, devices: Sequence[Device], driver: Optional[str]) -> list[str]:
     """Refuse what cannot fit on a device; the warnings, each naming its variable.
 
-    :raises BadValue: with key and variable.
+    :raises BadValue: with key and variable; what it suggests fits on all devices whose memory is known.
     """
+    verdicts = judge_limit(
+        world, instance.limit, instance.expected_clients, instance.thread_percentage, devices, driver
+    )
     warnings = []
-    for device in devices:
-        verdict = of_device(world, instance, device, driver)
+    for device, verdict in zip(devices, verdicts):
         for key, error in verdict.refusals:
-            raise error.named(key, VARIABLES[key])
+            of_device = f"{error.found} ({device})" if len(devices) > 1 else error.found
+            raise BadValue(of_device, error.expected, error.remedy, key, VARIABLES[key])
         variable = VARIABLES[fit.LIMIT if instance.expected_clients is None else fit.CLIENTS]
         warnings += [f"instance {instance.name}, {variable}: {warning}" for warning in verdict.warnings]
     return list(dict.fromkeys(warnings))
 
 
-def of_device(world: World, instance: Instance, device: Device, driver: Optional[str]) -> Verdict:
-    demand = Demand(
-        clients=instance.expected_clients,
-        limit_mib=None if instance.limit is None else instance.limit.on(device.memory_mib),
-        thread_percentage=instance.thread_percentage,
-    )
-    kind = card(device, driver)
-    return fit.judge(kind, measured.costs_of(world, kind.name, driver, instance.thread_percentage), demand)
+def judge_limit(
+    world: World,
+    limit: Optional[Quantity],
+    clients: Optional[int],
+    percentage: Optional[float],
+    devices: Sequence[Device],
+    driver: Optional[str],
+) -> list[Verdict]:
+    """What there is to say for each device, in their order."""
+    places: dict[str, Place] = {}
+    for device in devices:
+        if memory_mib(device) is not None:
+            one = card(device, driver)
+            places[device.uuid] = one, measured.costs_of(world, one.name, driver, percentage)
+    share = limit if limit is not None and limit.mib is None else None
+    verdicts = []
+    for device in devices:
+        if device.uuid not in places:
+            verdicts.append(_without_memory(device, driver, limit, clients, percentage))
+            continue
+        kind, costs = places[device.uuid]
+        limit_mib = None if limit is None else limit.on(kind.memory_mib)
+        demand = Demand(clients, limit_mib, percentage, share=share)
+        verdicts.append(fit.judge(kind, costs, demand, list(places.values())))
+    return verdicts
+
+
+def _without_memory(
+    device: Device,
+    driver: Optional[str],
+    limit: Optional[Quantity],
+    clients: Optional[int],
+    percentage: Optional[float],
+) -> Verdict:
+    demand = Demand(clients, None if limit is None else limit.mib, percentage)
+    verdict = fit.judge_without_memory(_card(device, driver, 0), demand)
+    if limit is not None and limit.mib is None:
+        found = f"a limit of {limit} on {device}, whose memory NVML does not tell"
+        verdict.refuse(fit.LIMIT, found, "a limit in MiB or GiB there", "write for example 4G")
+    verdict.warnings.append(f"NVML does not tell the memory of {device}: whether clients fit on it is not worked out")
+    return verdict

@@ -572,8 +572,20 @@ def test_a_framework_that_reckons_with_the_whole_card(host: Host, running: FakeD
     running.connect(SERVER, pid)
     host.nvml.clients_mib[pid] = 4000
     (found,) = [one for one in ask(host, errors=["2"]).diagnoses if one.name == "framework-cache"]
-    assert f"takes 0.45 of {H200_MIB} MiB, its limit is 4096 MiB" in found.evidence[0]
-    assert "--gpu-memory-utilization 0.02" in found.remedy
+    assert "takes 0.45 of 143155 MiB, its limit of 4096 MiB leaves 3582 MiB beside a context" in found.evidence[0]
+    assert "--gpu-memory-utilization 0.0243" in found.remedy
+
+
+@pytest.mark.parametrize(("share", "told"), [("0.0243", False), ("0.0286", True)])
+def test_a_framework_may_take_its_limit_less_its_context(
+    host: Host, running: FakeDaemon, share: str, told: bool
+) -> None:
+    pid = host.process("python3", f"vllm serve m --gpu-memory-utilization {share}", variables(host))
+    running.connect(SERVER, pid)
+    host.nvml.clients_mib[pid] = 4000
+    found = [one for one in ask(host, errors=["2"]).diagnoses if one.name == "framework-cache"]
+    found = [one for one in found if one.certainty == "likely"]
+    assert bool(found) == told
 
 
 def test_a_limit_below_a_context(host: Host) -> None:

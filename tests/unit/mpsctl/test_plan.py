@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from fakes import H200_MIB, Host, h200
 from mpsctl.model import plan as plans
-from mpsctl.model.costs import Costs
+from mpsctl.model.costs import RESERVE, Costs
 from mpsctl.model.errors import BadValue
 from mpsctl.model.fit import Card
 from mpsctl.model.instance import check_expected_clients, check_thread_percentage
 from mpsctl.model.plan import Desired, Plan
 from mpsctl.model.quantity import parse
 from mpsctl.observe import planning as planning
+from mpsctl.store import fitting
 
 H200 = Card("NVIDIA H200", H200_MIB, "580.159.04")
 T4 = Card("Tesla T4", 15_360, "550.163.01")
@@ -39,11 +40,11 @@ def test_a_plan_for_an_h200_with_the_arithmetic(host: Host) -> None:
     assert "2 to 8 processes per GPU are the rule" in text
 
 
-def test_a_plan_for_a_t4_says_that_its_figures_are_borrowed(host: Host) -> None:
+def test_a_plan_for_a_t4_says_whose_figures_it_uses(host: Host) -> None:
     found = plan(host, T4, 3072)
     assert (found.verdict, found.clients, found.most) == ("warns", 4, 4)
-    assert "15360 MiB of Tesla T4 - 66 MiB server = 15294 MiB for clients" in found.lines
-    assert any("another GPU model" in warning for warning in found.warnings)
+    assert "15360 MiB of Tesla T4 - 616 MiB reserved - 66 MiB server = 14678 MiB for clients" in found.lines
+    assert any("measured on another GPU model (NVIDIA H200)" in warning for warning in found.warnings)
     assert any(advice.startswith("for MPS: 20 %") for advice in found.advice)
 
 
@@ -100,6 +101,7 @@ def test_large_or_synchronous_jobs_are_advised_against_with_the_reason(host: Hos
     large = plan(host, limit_mib=120_000)
     assert (large.advised, large.verdict) == (False, "warns")
     assert "against MPS: one process takes 83 % of the memory" in large.advice[0]
+    assert "MIG" not in large.advice[0]
     synchronous = plan(host, synchronous=True)
     assert not synchronous.advised
     assert "NCCL refuses two ranks on one GPU" in synchronous.advice[0]
@@ -108,35 +110,112 @@ def test_large_or_synchronous_jobs_are_advised_against_with_the_reason(host: Hos
     assert "MPS is not advised" in plans.as_text(alone)
 
 
+@pytest.mark.parametrize("card", [H200, T4, Card("NVIDIA A30 MIG 1g.6gb", 5_952, "580.159.04", mig=True)])
+@pytest.mark.parametrize("share", ["50%", "49.9%"])
+def test_two_that_miss_by_little_are_refused_with_a_limit_and_not_advised_against_mps(
+    host: Host, card: Card, share: str
+) -> None:
+    limit = parse(share)
+    found = plan(host, card, limit.on(card.memory_mib), clients=2, share=limit)
+    assert (found.verdict, found.advised) == ("refused", True)
+    assert "MPS" not in "".join(found.advice).replace("`mpsctl", "")
+    fits = re.search(r"a limit of at most ([\d.]+%)", found.refusals[0])
+    assert fits is not None
+    better = parse(fits[1])
+    again = plan(host, card, better.on(card.memory_mib), clients=2, share=better)
+    assert again.refusals == []
+    assert again.advised
+
+
+def test_one_thousandth_above_the_half_is_no_reason_against_mps_either(host: Host) -> None:
+    for limit_mib in (H200_MIB // 2 + 144, H200_MIB // 2 + 1_000):
+        assert plan(host, limit_mib=limit_mib).advised
+        assert plan(host, limit_mib=limit_mib, clients=2).advised
+
+
+def test_half_a_card_is_planned_for_one_and_told_what_fits_two(host: Host) -> None:
+    half = parse("50%")
+    found = plan(host, limit_mib=half.on(H200_MIB), share=half)
+    assert (found.verdict, found.clients, found.advised) == ("warns", 1, True)
+    assert found.warnings == [
+        "2 clients of 71885 MiB miss by 681 MiB: with a limit of at most 49.763% 2 fit",
+    ]
+    assert plan(host, limit_mib=parse("49.763%").on(H200_MIB)).most == 2
+    quarter = plan(host, limit_mib=H200_MIB // 4)
+    assert (quarter.verdict, quarter.most) == ("fits", 3)
+    assert any("with a limit of at most 35772M 4 fit" in advice for advice in quarter.advice)
+    assert not any("miss by" in advice for advice in plan(host, limit_mib=22_000).advice)
+    assert not any("miss by" in advice for advice in plan(host, limit_mib=4096).advice)  # a 35th
+
+
+@pytest.mark.parametrize(("limit_mib", "clients"), [(60_000, 3), (200_000, None), (20, 4), (90_000, 2)])
+def test_a_refused_plan_gives_no_advice_against_mps(host: Host, limit_mib: int, clients: Optional[int]) -> None:
+    found = plan(host, limit_mib=limit_mib, clients=clients)
+    assert (found.verdict, found.advised) == ("refused", True)
+    assert not any("for MPS" in advice or "against MPS" in advice for advice in found.advice)
+
+
 # -- hints
 
 
 def test_hints_are_scaled_to_the_limit(host: Host) -> None:
     torch, tensorflow, vllm = plan(host, limit_mib=20_480).hints
     assert "max_split_size_mb:128" in torch
-    assert "set_per_process_memory_fraction(0.1394)" in torch
-    assert "memory_limit=19966" in tensorflow
-    assert "--gpu-memory-utilization 0.1430" in vllm
+    assert "set_per_process_memory_fraction(0.1387)" in torch
+    assert "memory_limit=19869" in tensorflow
+    assert "--gpu-memory-utilization 0.1387" in vllm
 
 
-@pytest.mark.parametrize(("limit_mib", "left"), [(100, 0), (514, 0), (515, 1), (4096, 3582)])
+def test_under_two_gibibytes_frameworks_are_told_less_than_pytorch_found_free() -> None:
+    """Of a limit of 2 GiB PyTorch found 1437 MiB free, of 143155 (driver 580, H200)."""
+    *_, vllm = plans.hints(H200_MIB, 2048, Costs(514, 66, 616, 515, "an H200"))
+    share = re.search(r"utilization (\S+?):", vllm)
+    assert share is not None
+    assert 1422 < float(share[1]) * 143_155 <= 1437
+
+
+@pytest.mark.parametrize(("limit_mib", "left"), [(100, 0), (514, 0), (515, 1), (611, 97), (4096, 3582)])
 def test_a_limit_that_leaves_nothing_has_no_hints_and_no_negative_number(host: Host, limit_mib: int, left: int) -> None:
     found = plan(host, limit_mib=limit_mib)
     [line] = [line for line in found.lines if line.startswith("one client: ")]
     assert (f"= {left} MiB to allocate" if left else "leaves nothing to allocate") in line
-    assert bool(found.hints) == bool(left)
+    assert bool(found.hints) == (left > plans.FRAMEWORK_MIB)
 
 
-@given(st.integers(1, 143_155), st.integers(1, 2_000))
-def test_no_fraction_allows_more_than_the_limit(limit_mib: int, context_mib: int) -> None:
-    costs = Costs(context_mib, 66, 616, context_mib + 1, "somewhere")
-    torch, _, vllm = plans.hints(143_155, limit_mib, costs)
-    fraction = re.search(r"fraction\((\S+?)\)", torch)
-    utilization = re.search(r"utilization (\S+?):", vllm)
-    assert fraction is not None
-    assert utilization is not None
-    assert float(fraction[1]) * 143_155 <= max(0, limit_mib - context_mib) + 1e-6
-    assert float(utilization[1]) * 143_155 <= limit_mib + 1e-6
+@given(st.integers(1_000, 200_000), st.integers(1, 200_000), st.integers(1, 2_000), st.booleans())
+def test_no_fraction_allows_more_than_the_limit_leaves(
+    memory_mib: int, limit_mib: int, context_mib: int, known: bool
+) -> None:
+    assumed = () if known else (RESERVE,)
+    # Of a card whose reserve was not measured any part may be reserved.
+    totals = (memory_mib - 616,) if known else (memory_mib, memory_mib - 300, memory_mib - 900)
+    found = plans.hints(memory_mib, limit_mib, Costs(context_mib, 66, 616, context_mib + 1, "somewhere", None, assumed))
+    for hint in found:
+        for pattern, unit_mib in ((r"fraction\((\S+?)\)", 0), (r"utilization (\S+?):", 0), (r"memory_limit=(\d+)", 1)):
+            value = re.search(pattern, hint)
+            for total_mib in totals if value else ():
+                assert value is not None
+                assert float(value[1]) > 0
+                assert float(value[1]) * (unit_mib or total_mib) <= limit_mib - context_mib - plans.FRAMEWORK_MIB + 1e-6
+    assert len(found) in (0, 3)
+
+
+def test_hints_of_an_instance_with_devices_of_two_kinds_name_them(host: Host) -> None:
+    host.nvml.all[1] = h200(1, name="Tesla T4", memory_mib=15_360)
+    host.desired(GPUs="0 1", DeviceMemoryLimit="20%")
+    found = planning.hints_of(host.world, "0")
+    assert [line.partition(":")[0] for line in found] == ["NVIDIA H200"] * 3 + ["Tesla T4"] * 3
+    host.desired(GPUs="0", DeviceMemoryLimit="515M")
+    assert planning.hints_of(host.world, "0") == [
+        "a limit of 515 MiB leaves nothing for a framework: a context takes 514 MiB"
+    ]
+
+
+def test_hints_where_the_memory_is_not_told(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.desired(GPUs="0", DeviceMemoryLimit="4G")
+    monkeypatch.setattr(fitting, "memory_mib", lambda device: None)
+    [line] = planning.hints_of(host.world, "0")
+    assert "NVML does not tell its memory" in line
 
 
 # -- variables
