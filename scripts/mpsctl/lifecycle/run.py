@@ -19,7 +19,6 @@ from typing import Any, Mapping, Optional, Sequence
 from mpsctl.adapters import files
 from mpsctl.adapters.nvml import Nvml
 from mpsctl.checks import became_client
-from mpsctl.model import fit, run_environment
 from mpsctl.model import run_environment
 from mpsctl.model.errors import BadValue, MpsctlError
 from mpsctl.model.gpu import Device
