@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Optional
 
+from mpsctl.model import messages
+
 
 class MpsctlError(Exception):
     """The base of every error that ends a verb; its text is the one line that is shown."""
 
     exit_code = 4
+
+    def __str__(self) -> str:
+        return messages.said(type(self).__name__, super().__str__())
 
 
 class BadValue(MpsctlError):
@@ -23,7 +28,9 @@ class BadValue(MpsctlError):
     def __init__(
         self, found: str, expected: str, remedy: str, key: Optional[str] = None, variable: Optional[str] = None
     ) -> None:
-        self.found, self.expected, self.remedy = found, expected, remedy
+        self.found, self.expected, self.remedy = (
+            messages.said(variable or key or "value", part) for part in (found, expected, remedy)
+        )
         self.key, self.variable = key, variable
         super().__init__(f"found {found}, expected {expected}; {remedy}")
 

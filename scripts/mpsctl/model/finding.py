@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Iterable, Mapping
 
+from mpsctl.model import messages
+
 OK, WARNING, CRITICAL, UNKNOWN = "ok", "warning", "critical", "unknown"
 """The levels, which are the words for a state in every verb; monitoring plugins have the same four."""
 
@@ -34,6 +36,11 @@ class Reason:
     line: str
     remedy: str = ""
 
+    def __post_init__(self) -> None:
+        if messages.AS_IDS:
+            object.__setattr__(self, "line", messages.said(self.cause or "reason", self.line))
+            object.__setattr__(self, "remedy", messages.said(self.cause or "reason", self.remedy))
+
     def __str__(self) -> str:
         return self.line
 
@@ -57,6 +64,12 @@ class Check:
     reasons: tuple[Reason, ...] = ()
     mends: str = NOTHING
     facts: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if messages.AS_IDS:
+            for sentence in ("found", "expected", "remedy"):
+                object.__setattr__(self, sentence, messages.said(self.name, getattr(self, sentence)))
+            object.__setattr__(self, "evidence", tuple(messages.said(self.name, line) for line in self.evidence))
 
     @property
     def amiss(self) -> bool:
