@@ -137,8 +137,8 @@ def _single_user(instance: Instance, servers: Sequence[Server]) -> int:
 def _serves_several(world: World, instance: Instance) -> bool:
     """What the running daemon does; what is desired may still wait for a restart."""
     shown = world.systemd.show([instance.unit]).get(instance.unit, {}).get("MainPID", "")
-    command = procfs.command(int(shown)) if shown.isdigit() and int(shown) else ""
-    return hardware.serves_several_users(command) if command else instance.multi_user
+    title = procfs.title(int(shown)) if shown.isdigit() and int(shown) else ""
+    return hardware.serves_several_users(title) if title else instance.multi_user
 
 
 def _unprivileged(instance: Instance) -> int:

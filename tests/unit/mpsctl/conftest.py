@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
-from typing import Iterator
+from typing import Any, Iterator
 
 import pytest
 
 from fakes import Host, h200
 from judging import UNIT, serve
 from mpsctl.adapters import hardware, procfs
+from mpsctl.store import world as worlds
+from mpsctl.store.world import World
+from shell import Shell
 
 
 @pytest.fixture
@@ -35,7 +39,7 @@ def host(root: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr(procfs, "state", lambda pid: table[pid].state if pid in table else "")
     monkeypatch.setattr(procfs, "started_at", lambda pid: table[pid].started_at if pid in table else None)
     monkeypatch.setattr(procfs, "name", lambda pid: table[pid].name if pid in table else "")
-    monkeypatch.setattr(procfs, "command", lambda pid: table[pid].command if pid in table else "")
+    monkeypatch.setattr(procfs, "title", lambda pid: table[pid].command if pid in table else "")
     monkeypatch.setattr(procfs, "executable", lambda pid: None)
     monkeypatch.setattr(procfs, "uid", lambda pid: table[pid].uid if pid in table else None)
     monkeypatch.setattr(procfs, "environment", lambda pid: table[pid].environment if pid in table else None)
@@ -56,9 +60,20 @@ def host(root: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 @pytest.fixture
+<<<<<<< HEAD
 def live(host: Host) -> Host:
     """A host on which instance 0 runs in the desired state, with one server and one client at work."""
     host.desired(DeviceMemoryLimit="4G", ActiveThreadPercentage=50, ClientPriority=1, ComputeMode="exclusive_process")
     host.systemd.unit(UNIT).enabled = True
     serve(host, host.start())
     return host
+=======
+def mpsctl(host: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    def world(**rooms: Any) -> World:
+        return replace(host.world, **rooms)
+
+    monkeypatch.setattr(worlds, "World", world)
+    monkeypatch.setattr(hardware, "simulated", lambda: False)
+    monkeypatch.delenv("MPSCTL_TRACE", raising=False)
+    return Shell(capsys, monkeypatch)
+>>>>>>> 9813dae (Foreign text is escaped and cut, only files are opened as files, and a GPU that tells no memory is a GPU)
