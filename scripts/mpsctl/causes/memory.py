@@ -237,9 +237,9 @@ def _density(device: _Device) -> list[Diagnosis]:
     few = device.total_mib is None or contexts <= _MANY_CONTEXTS * device.total_mib
     if few and len(device.clients) <= fit.MANY:
         return []
-    of = "" if device.total_mib is None else f" of {device.total_mib} MiB"
+    share = f"{contexts} MiB" if device.total_mib is None else f"{contexts} of {device.total_mib} MiB"
     line = (
-        f"{device.name}: {len(device.clients)} contexts of {device.costs.context_mib} MiB are {contexts} MiB{of}"
+        f"{device.name}: {len(device.clients)} contexts of {device.costs.context_mib} MiB are {share}"
         f" ({device.costs.origin})"
     )
     return [diagnose("density-too-high", POSSIBLE if device.costs.borrowed else LIKELY, line)]

@@ -45,7 +45,7 @@ class Unreadable(BadValue):
 
 
 class NotAFile(Unreadable):
-    """There is something else where a file, or another ``expected`` thing, belongs; ``what`` is ``a folder``, ``a FIFO`` …"""
+    """Something else is where a file, or what is ``expected``, belongs; ``what`` is ``a folder``, ``a FIFO`` …"""
 
     def __init__(self, path: str, what: str, expected: str = "a file") -> None:
         self.what = what

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Iterable, Mapping
 
+from mpsctl.model import foreign
+
 OK, WARNING, CRITICAL, UNKNOWN = "ok", "warning", "critical", "unknown"
 """The levels, which are the words for a state in every verb; monitoring plugins have the same four."""
 
@@ -22,6 +24,8 @@ NOTHING, RELOAD, RESTART, START, ENABLE, UNDRAIN, PERSON = (
 _EXIT_CODES = {OK: 0, WARNING: 1, CRITICAL: 2, UNKNOWN: 3}
 _WORST_FIRST = (CRITICAL, WARNING, UNKNOWN, OK)
 
+_MOST_OF_LINE, _MOST_EVIDENCE = 1000, 100
+
 
 @dataclass(frozen=True)
 class Reason:
@@ -33,6 +37,9 @@ class Reason:
     cause: str
     line: str
     remedy: str = ""
+
+    def __post_init__(self) -> None:
+        _bound(self, "line", "remedy")
 
     def __str__(self) -> str:
         return self.line
@@ -58,9 +65,22 @@ class Check:
     mends: str = NOTHING
     facts: Mapping[str, object] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        _bound(self, "found", "expected", "remedy")
+        lines = [foreign.shown(line, _MOST_OF_LINE) for line in self.evidence[:_MOST_EVIDENCE]]
+        left_out = len(self.evidence) - len(lines)
+        object.__setattr__(self, "evidence", (*lines, *([f"and {left_out} more"] if left_out else [])))
+        object.__setattr__(self, "reasons", self.reasons[:_MOST_EVIDENCE])
+
     @property
     def amiss(self) -> bool:
         return self.level in (CRITICAL, WARNING)
+
+
+def _bound(of: object, *names: str) -> None:
+    """Whatever a judgement quotes: a field is one line that prints, and no longer than a person reads."""
+    for name in names:
+        object.__setattr__(of, name, foreign.shown(getattr(of, name), _MOST_OF_LINE))
 
 
 def worst(levels: Iterable[str]) -> str:

@@ -193,9 +193,7 @@ def test_why_nvml_does_not_start_has_its_own_remedy(
     library: Pynvml, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
 ) -> None:
     def fail() -> None:
-        error = NVMLError("no")
-        error.value = number  # type: ignore[attr-defined]
-        raise error
+        raise NVMLError("no", number)
 
     monkeypatch.setattr(library, "nvmlInit", fail, raising=False)
     with pytest.raises(NotReady, match=remedy), nvml.opened():
