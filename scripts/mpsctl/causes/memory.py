@@ -160,7 +160,7 @@ def on_host(world: World, found: Sequence[Status], gpus: Sequence[Gpu], asked: b
 def _look_at(
     world: World, instance: Instance, device: Device, ordinal: int, clients: Sequence[Client], driver: Optional[str]
 ) -> _Device:
-    kind = fitting.card(device, driver)
+    kind = fitting.kind_of(device, driver)
     costs = measured.costs_of(world, kind.name, driver, instance.thread_percentage)
     try:
         with world.nvml() as nvml:

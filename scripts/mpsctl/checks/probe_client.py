@@ -82,7 +82,7 @@ def look(world: World, instance: Instance, allocate: bool = False, timeout_s: fl
             driver = nvml.driver_version()
             end_s = world.now_s() + timeout_s
             for ordinal, device in enumerate(devices):
-                card = fitting.card(device, driver)
+                card = fitting.kind_of(device, driver)
                 costs = measured.costs_of(world, card.name, driver, instance.thread_percentage)
                 uuids = tuple(one.uuid for one in devices)
                 for uid in users:
@@ -273,7 +273,7 @@ def _multiprocessors(place: _Place, seen: Seen) -> Check:
     percentage, found = place.instance.thread_percentage, f"{seen.multiprocessors} multiprocessors"
     if percentage is None:
         return place.check(MULTIPROCESSORS, PASS, f"{found}; no percentage is managed", "no percentage is desired")
-    all_of_them = measured.multiprocessors_of(place.world, fitting.card(place.device, None).name)
+    all_of_them = measured.multiprocessors_of(place.world, fitting.kind_of(place.device, None).name)
     if all_of_them is None:
         return place.check(
             MULTIPROCESSORS,

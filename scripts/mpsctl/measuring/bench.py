@@ -151,7 +151,7 @@ def _processes(one: _Bench) -> list[int]:
     if device is None or nvml is None:
         return given or list(USUAL_PROCESSES)
     driver = nvml.driver_version()
-    card = fitting.card(device, driver)
+    card = fitting.kind_of(device, driver)
     costs = measured.costs_of(one.compared.world, card.name, driver, max(one.request.threads, default=None))
     own_mib = 0 if one.request.command else cuda_work.KINDS[one.request.work].memory_mib
     free_mib = nvml.load(device.uuid).free_mib

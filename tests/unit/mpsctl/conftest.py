@@ -60,14 +60,15 @@ def host(root: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 @pytest.fixture
-<<<<<<< HEAD
 def live(host: Host) -> Host:
     """A host on which instance 0 runs in the desired state, with one server and one client at work."""
     host.desired(DeviceMemoryLimit="4G", ActiveThreadPercentage=50, ClientPriority=1, ComputeMode="exclusive_process")
     host.systemd.unit(UNIT).enabled = True
     serve(host, host.start())
     return host
-=======
+
+
+@pytest.fixture
 def mpsctl(host: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
     def world(**rooms: Any) -> World:
         return replace(host.world, **rooms)
@@ -76,4 +77,3 @@ def mpsctl(host: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     monkeypatch.setattr(hardware, "simulated", lambda: False)
     monkeypatch.delenv("MPSCTL_TRACE", raising=False)
     return Shell(capsys, monkeypatch)
->>>>>>> 9813dae (Foreign text is escaped and cut, only files are opened as files, and a GPU that tells no memory is a GPU)
