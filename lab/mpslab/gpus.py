@@ -112,6 +112,9 @@ FAULTS = {
     "unsupported": Fault(
         "modes and process lists are Not Supported, as on virtual GPUs, until `return`", _state_of("unsupported=1")
     ),
+    "no-memory": Fault(
+        "its memory is Not Supported, as on GB10 (DGX Spark), until `return` or a reboot", _state_of("no_memory=1")
+    ),
     "hang": Fault("NVML never answers for it, until `return` or a reboot", _state_of("hanging=1")),
     "mig-on": Fault(
         "MIG is on, as `nvidia-smi -mig 1` and a reset leave it", _state_of("mig=1", "mig_pending=1", "compute_mode=0")

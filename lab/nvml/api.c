@@ -356,6 +356,8 @@ PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses, true)
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
     struct process rows[MAX_PROCESSES];
     DEVICE_OR_RETURN(device, memory);
+    if (state_read(gpu_of(device)).no_memory)
+        return NVML_ERROR_NOT_SUPPORTED;
     unsigned long long used_mib = 0;
     for (unsigned row = processes_of(device, false, rows); row-- > 0;)
         used_mib += rows[row].memory_mib;

@@ -38,8 +38,8 @@ bool host_read(struct host *host);
 struct state {
     unsigned compute_mode;
     bool persistence, mig, mig_pending, lost;
-    /* planted by the lab: lacks what older and virtual GPUs lack; never answers */
-    bool unsupported, hanging;
+    /* planted by the lab: lacks what older and virtual GPUs lack; never answers; has no memory of its own to tell */
+    bool unsupported, hanging, no_memory;
 };
 
 struct process {

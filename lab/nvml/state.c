@@ -60,6 +60,8 @@ struct state state_read(const struct device *gpu) {
             state.unsupported = value != 0;
         else if (strcmp(key, "hanging") == 0)
             state.hanging = value != 0;
+        else if (strcmp(key, "no_memory") == 0)
+            state.no_memory = value != 0;
     }
     fclose(file);
     return state;
@@ -74,9 +76,9 @@ static bool state_write(const struct device *gpu, const struct state *state) {
         return false;
     bool written = dprintf(file,
                            "compute_mode=%u\npersistence=%d\nmig=%d\nmig_pending=%d\nlost=%d\nunsupported=%d\n"
-                           "hanging=%d\n",
+                           "hanging=%d\nno_memory=%d\n",
                            state->compute_mode, state->persistence, state->mig, state->mig_pending, state->lost,
-                           state->unsupported, state->hanging) > 0;
+                           state->unsupported, state->hanging, state->no_memory) > 0;
     written = fchmod(file, 0644) == 0 && written;
     written = close(file) == 0 && written;
     return written && rename(new_path, path) == 0;

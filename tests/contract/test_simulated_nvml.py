@@ -291,11 +291,19 @@ def test_a_gpu_that_lacks_what_virtual_ones_lack_is_there_all_the_same(host: Hos
     assert host.ask("nvmlDeviceGetMemoryInfo(gpu()).total >> 20") == 143771
 
 
+def test_a_gpu_that_does_not_tell_its_memory_tells_the_rest(host: Host) -> None:
+    host.state(0, "no_memory=1\n")
+    assert host.ask("fails(nvmlDeviceGetMemoryInfo, gpu())") == NOT_SUPPORTED
+    assert host.ask("nvmlDeviceGetUUID(gpu())") == models.gpu_uuid("lab-01", 0)
+    assert host.ask("nvmlDeviceGetMemoryInfo(gpu(1)).total >> 20") == 143771
+
+
 @needs_root
 def test_what_was_planted_outlasts_a_change_of_mode(host: Host) -> None:
     host.state(0, "unsupported=1\n")
-    host.state(1, "lost=0\n")
+    host.state(1, "lost=0\nno_memory=1\n")
     assert host.ask("fails(nvmlDeviceSetComputeMode, gpu(1), 3)") == 0
+    assert host.ask("fails(nvmlDeviceGetMemoryInfo, gpu(1))") == NOT_SUPPORTED
     assert host.ask("[nvmlDeviceGetComputeMode(gpu(1)), fails(nvmlDeviceGetComputeMode, gpu())]") == [3, NOT_SUPPORTED]
 
 

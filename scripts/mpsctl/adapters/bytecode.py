@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from mpsctl.model import build
+from mpsctl.model.errors import MpsctlError
 from mpsctl.model.places import Places
 
 _READ = ("mpsctl/adapters/rank.py",)
@@ -70,5 +71,5 @@ def keep(places: Places) -> None:
         for other in places.cache.glob("mpsctl-*.zip"):
             if f"-{build.ID}-" not in other.name:
                 other.unlink(missing_ok=True)
-    except (OSError, KeyError, zipfile.BadZipFile):
+    except (OSError, MpsctlError, KeyError, zipfile.BadZipFile):
         return

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Callable, Iterator, Optional, Protocol, Sequence
 
 from mpsctl.adapters import hardware, locks, procfs
+from mpsctl.model import foreign
 from mpsctl.model.errors import NotReady
 
 _SENTINEL = "get_default_active_thread_percentage"
@@ -131,9 +132,11 @@ class FrontEnd:
             )
         except subprocess.TimeoutExpired:
             return None, "it accepted the connection and said nothing"
-        stderr = " ".join(done.stderr.split())
+        stderr = foreign.shown(" ".join(done.stderr.split()))
         if "Cannot find MPS control daemon" in done.stderr + done.stdout:
-            raise Unreachable(f"no control daemon listens on {self._pipe_directory} ({stderr or done.stdout.strip()})")
+            raise Unreachable(
+                f"no control daemon listens on {self._pipe_directory} ({stderr or foreign.shown(done.stdout.strip())})"
+            )
         answers = _split(done.stdout.splitlines(), commands)
         return answers, stderr or "its answer was empty or cut short: another session was open"
 
@@ -170,7 +173,7 @@ def processes(front_ends: bool) -> Iterator[int]:
     """The control daemons of this host, or the front-ends that are open: a front-end has no arguments."""
     for pid in procfs.pids():
         is_one = hardware.mps_program(pid) == hardware.CONTROL_DAEMON
-        if is_one and (len(procfs.command(pid).split()) < 2) == front_ends:
+        if is_one and (len(procfs.title(pid).split()) < 2) == front_ends:
             yield pid
 
 
@@ -213,7 +216,7 @@ def servers(daemon: Daemon, listed: Optional[Sequence[str]] = None) -> list[Serv
         if "not found" in text:
             continue
         # 535 does not know the command.
-        found.append(Server(pid, None if text.startswith("Unknown command") else text or None))
+        found.append(Server(pid, None if text.startswith("Unknown command") else foreign.shown(text) or None))
     return found
 
 

@@ -5,26 +5,106 @@ from __future__ import annotations
 import glob
 import os
 import re
+import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Optional, Union
 
 from mpsctl.adapters import procfs
+from mpsctl.model.errors import NoRight, NotAFile, TooLarge, Unreadable
 
 _TEMPORARY = re.compile(r"\..+\.(?P<pid>[0-9]+)\.new")
 
 
-def read_text(path: Path) -> Optional[str]:
-    """The file's text, or None where there is no such file."""
+MOST_BYTES = 1 << 20
+"""What is read of a file that is text: ours have a few thousand bytes."""
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def read_text(path: Path, most_bytes: int = MOST_BYTES) -> Optional[str]:
+    """The file's text, or None where there is no such file. Bytes that are no UTF-8 become lone surrogates.
+
+    :raises Unreadable: as ``read_bytes``.
+    """
+    data = read_bytes(path, most_bytes)
+    return None if data is None else data.decode("utf-8", "surrogateescape")
+
+
+def read_bytes(path: Path, most_bytes: int) -> Optional[bytes]:
+    """The file's content, or None where there is no such file, or a link leads to none. Never waits for a writer.
+
+    :raises NotAFile: if there is a folder, a FIFO, a socket or a device; only a file is ever opened.
+    :raises TooLarge: if it has more than ``most_bytes``.
+    :raises NoRight: if this user may not read it.
+    :raises Unreadable: if the disk or the file system does not give it.
+    """
     try:
-        return path.read_text(encoding="utf-8", errors="surrogateescape")
+        descriptor = open_file(path, os.O_RDONLY)
+        with os.fdopen(descriptor, "rb") as file:
+            data = file.read(most_bytes + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except PermissionError:
+        raise NoRight(str(path)) from None
+    except OSError as error:
+        raise Unreadable(str(path), f"cannot be read ({error.strerror})") from None
+    if len(data) > most_bytes:
+        raise TooLarge(str(path), most_bytes)
+    return data
+
+
+def open_file(path: Path, flags: int, mode: int = 0o600) -> int:
+    """Open a file, following links; the descriptor. ``flags`` and ``mode`` are open(2)'s.
+
+    A device is never opened, for to open one may do something. What takes the place of a file meanwhile is not waited
+    for: O_NONBLOCK means nothing to a file.
+
+    :raises NotAFile: if something else is there.
+    :raises OSError: as os.open.
+    """
+    with suppress(FileNotFoundError):
+        _expect_file(path, os.stat(path).st_mode)
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    try:
+        _expect_file(path, os.fstat(descriptor).st_mode)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _expect_file(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise NotAFile(str(path), _kind(mode))
+
+
+def _kind(mode: int) -> str:
+    return next((what for is_one, what in _KINDS if is_one(mode)), "no file")
+
+
+def remove(path: Path) -> bool:
+    """Remove a file, or whatever else but a folder has its name; whether there was one."""
+    try:
+        path.unlink()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return False
+    return True
 
 
 def write(path: Path, content: Union[str, bytes], mode: int = 0o644, lasting: bool = True) -> None:
     """Replace ``path`` in one step: readers see the old or the new content, after a power cut as well.
 
     ``lasting`` syncs to disk; it is left out for files of /run.
+
+    :raises NotAFile: if a folder has the file's name, or a file has its folder's.
+    :raises OSError: if the disk takes no more, with the file's name.
     """
     make_directory(path.parent)
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
@@ -42,6 +122,8 @@ def write(path: Path, content: Union[str, bytes], mode: int = 0o644, lasting: bo
             os.replace(temporary, path)  # still open: by that cut_off tells it from what was left
     except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, IsADirectoryError):
+            raise NotAFile(str(path), "a folder") from None
         if isinstance(error, OSError):
             # A full disk is told by write() or fsync(), which know no name, and replace() names the temporary one.
             raise OSError(error.errno, error.strerror, str(path)) from error
@@ -65,7 +147,7 @@ def partial_files(directory: Path, names: str = "*") -> list[Path]:
     What a living process still writes is not among them.
     """
     found = sorted(directory.glob(f".{names}.*.new")) if directory.is_dir() else []
-    told = ((path, _TEMPORARY.fullmatch(path.name)) for path in found)
+    told = ((path, _TEMPORARY.fullmatch(path.name)) for path in found if path.is_file())
     return [path for path, match in told if match and not procfs.has_open(int(match["pid"]), path)]
 
 
@@ -78,13 +160,19 @@ def sync_directory(path: Path) -> None:
 
 
 def make_directory(path: Path, mode: int = 0o755) -> None:
-    """Make a directory and its parents with this mode whatever the umask; an existing one is left as it is."""
+    """Make a directory and its parents with this mode whatever the umask; an existing one is left as it is.
+
+    :raises NotAFile: if something else has its name.
+    """
     if path.is_dir():
         return
     make_directory(path.parent)
     try:
         path.mkdir()
     except FileExistsError:
+        if not path.is_dir():
+            what = "a link to nothing" if path.is_symlink() and not path.exists() else _kind(path.stat().st_mode)
+            raise NotAFile(str(path), "a file" if path.is_file() else what, "a folder") from None
         return
     path.chmod(mode)
 
@@ -95,8 +183,14 @@ def partial_link(link: Path) -> Path:
 
 
 def replace_symlink(link: Path, target: str) -> None:
-    """Point ``link`` at ``target`` in one step."""
+    """Point ``link`` at ``target`` in one step.
+
+    :raises NotAFile: if a folder has the link's name.
+    """
     temporary = partial_link(link)
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(target)
-    os.replace(temporary, link)
+    try:
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(target)
+        os.replace(temporary, link)
+    except IsADirectoryError:
+        raise NotAFile(str(temporary if temporary.is_dir() else link), "a folder", "a link") from None

@@ -11,7 +11,9 @@ import re
 from pathlib import Path
 from typing import Optional
 
-from mpsctl.adapters import procfs
+from mpsctl.adapters import files, procfs
+from mpsctl.model import foreign
+from mpsctl.model.errors import Unreadable
 
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"
@@ -83,7 +85,7 @@ def mps_program(pid: int) -> Optional[str]:
     if procfs.name(pid) != CONTROL_DAEMON[:15]:
         return None
     # The second word is the program where the first one is an interpreter.
-    names = [Path(word).name for word in procfs.command(pid).split()[:2]]
+    names = [Path(word).name for word in procfs.title(pid).split()[:2]]
     executable = procfs.executable(pid)
     names += [] if executable is None else [executable.name.partition(" (deleted)")[0]]
     return next((name for name in names if name in (CONTROL_DAEMON, SERVER)), None)
@@ -99,9 +101,10 @@ def replaced(pid: int) -> Optional[str]:
     if running is None or installed is None:
         return None
     if running.name == f"{CONTROL_DAEMON} (deleted)":
-        return f"the daemon's file {str(running).rpartition(' ')[0]} was replaced after its start"
+        gone = foreign.shown(str(running).rpartition(" ")[0])
+        return f"the daemon's file {gone} was replaced after its start"
     if running.name == CONTROL_DAEMON and running != installed.resolve():
-        return f"the daemon runs {running}, installed is {installed.resolve()}"
+        return f"the daemon runs {foreign.shown(str(running))}, installed is {installed.resolve()}"
     return None
 
 
@@ -110,10 +113,12 @@ def os_release() -> dict[str, str]:
     found = {}
     for path in ("/etc/os-release", "/usr/lib/os-release"):
         try:
-            lines = Path(path).read_text().splitlines()
-        except OSError:
+            text = files.read_text(Path(path))
+        except Unreadable:
             continue
-        for line in lines:
+        if text is None:
+            continue
+        for line in text.splitlines():
             key, separator, value = line.partition("=")
             if separator:
                 found[key] = value.strip().strip("\"'")
@@ -138,6 +143,6 @@ def multi_user_flag() -> Optional[str]:
     return "-multiuser-server" if b"-multiuser-server" in content else None
 
 
-def serves_several_users(command: str) -> bool:
-    """Whether a control daemon with this command line was told to."""
-    return any(word in ("-M", "-multiuser-server", "--multiuser-server") for word in command.split())
+def serves_several_users(title: str) -> bool:
+    """Whether a control daemon with this ``procfs.title`` was told to."""
+    return any(word in ("-M", "-multiuser-server", "--multiuser-server") for word in title.split())

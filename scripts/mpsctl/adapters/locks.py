@@ -29,11 +29,12 @@ def take(
     The file may be removed by who has the lock: a lock on a file that is no longer the one of that name is none.
 
     :raises Taken: if it is not free by ``end_s`` on the clock ``now_s``.
+    :raises NotAFile: if something else has the lock's name.
     """
     while True:
         files.make_directory(path.parent)
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = files.open_file(path, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:
             continue  # the directory was removed between the two
         try:
@@ -55,10 +56,11 @@ def wait_until_free(
     """Wait until nobody has the lock, without taking it or making its file.
 
     :raises Taken: if it is not free by ``end_s`` on the clock ``now_s``.
+    :raises NotAFile: if something else has the lock's name.
     """
     while True:
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = files.open_file(path, os.O_RDONLY)
         except (FileNotFoundError, NotADirectoryError):
             return
         try:

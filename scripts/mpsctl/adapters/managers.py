@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Iterator
 
 from mpsctl.adapters import hardware, procfs
+from mpsctl.model import foreign
 
 _UNIT_DIRECTORIES = (
     "etc/systemd/system",
@@ -61,7 +62,7 @@ def slurm(root: Path = Path("/")) -> dict[Path, str]:
         for match in _SCRIPT.finditer(text):
             for script in _files(root, match[1].lstrip("/")):
                 if hardware.CONTROL_DAEMON in _text(script):
-                    found[script] = f"runs {hardware.CONTROL_DAEMON}, by {path}"
+                    found[script] = f"runs {hardware.CONTROL_DAEMON}, by {foreign.shown(str(path))}"
     for script in _scripts(root):
         if script not in found and hardware.CONTROL_DAEMON in _text(script):
             found[script] = f"runs {hardware.CONTROL_DAEMON}"

@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any, Callable, Iterable, Iterator, Optional, Protocol, TypeVar
 
 from mpsctl.adapters.background import Background
+from mpsctl.model import foreign
 from mpsctl.model.errors import NotInForce, NotReady
-from mpsctl.model.gpu import DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED, Gpu, Load, MigDevice, pci_address
+from mpsctl.model.gpu import DEFAULT, EXCLUSIVE_PROCESS, NOT_TOLD, PROHIBITED, Gpu, Load, MigDevice, pci_address
 
 T = TypeVar("T")
 BOUND_S = 10
@@ -17,7 +18,7 @@ BOUND_S = 10
 tools hang then as well), and a driver without persistence takes seconds to wake its GPUs."""
 _NEXT_BOUND_S = 1
 """And for the GPUs behind one that did not answer."""
-_VERSION_MISMATCH = 18
+_VERSION_MISMATCH, _GPU_IS_LOST = 18, 15
 _MODES = {0: DEFAULT, 2: PROHIBITED, 3: EXCLUSIVE_PROCESS}
 
 
@@ -31,7 +32,10 @@ class Nvml(Protocol):
         """The CUDA version that the driver serves, as 13000 for 13.0; None where NVML does not tell."""
 
     def gpus(self) -> list[Gpu]:
-        """The host's GPUs that answer; one that is lost or hangs is left out, and its neighbours are not."""
+        """The host's GPUs that answer; one that is lost or hangs is left out, and its neighbours are not.
+
+        No property that NVML does not tell hides a GPU but its UUID, by which everything else of ours names it.
+        """
 
     def set_compute_mode(self, gpu: Gpu, mode: str) -> None:
         """Set the mode and read it back. Lasts until the driver is unloaded or the host reboots.
@@ -125,12 +129,13 @@ class _Pynvml:
         mig = self._optional(lambda: library.nvmlDeviceGetMigMode(handle)[0])
         persistence = self._optional(lambda: library.nvmlDeviceGetPersistenceMode(handle))
         capability = self._optional(lambda: library.nvmlDeviceGetCudaComputeCapability(handle))
+        place = self._told(lambda: library.nvmlDeviceGetPciInfo(handle))
         return Gpu(
             index=index,
             uuid=str(library.nvmlDeviceGetUUID(handle)),
-            pci_address=pci_address(str(library.nvmlDeviceGetPciInfo(handle).busId)),
-            name=str(library.nvmlDeviceGetName(handle)),
-            memory_mib=int(library.nvmlDeviceGetMemoryInfo(handle).total) >> 20,
+            pci_address=NOT_TOLD if place is None else pci_address(foreign.shown(str(place.busId))),
+            name=self._name(handle),
+            memory_mib=self._memory_mib(handle),
             compute_mode=None if mode is None else _MODES.get(mode),
             persistence=None if persistence is None else bool(persistence),
             mig_enabled=None if mig is None else bool(mig),
@@ -138,16 +143,31 @@ class _Pynvml:
             mig_devices=tuple(self._mig_devices(handle)) if mig else (),
         )
 
+    def _told(self, call: Callable[[], T]) -> Optional[T]:
+        """As ``_optional``, but a GPU that is lost is told by its first error: it has no properties any more."""
+        try:
+            return call()
+        except self._library.NVMLError as error:
+            if getattr(error, "value", None) == _GPU_IS_LOST:
+                raise
+            return None
+
+    def _name(self, handle: Any) -> str:
+        name = self._told(lambda: self._library.nvmlDeviceGetName(handle))
+        return NOT_TOLD if name is None else foreign.shown(str(name))
+
+    def _memory_mib(self, handle: Any) -> Optional[int]:
+        """None as well where NVML tells 0: a GPU that computes has some."""
+        memory = self._told(lambda: self._library.nvmlDeviceGetMemoryInfo(handle))
+        return None if memory is None else int(memory.total) >> 20 or None
+
     def _mig_devices(self, handle: Any) -> Iterator[MigDevice]:
         library = self._library
         for slot in range(self._optional(lambda: library.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0):
             mig = self._optional(partial(library.nvmlDeviceGetMigDeviceHandleByIndex, handle, slot))
-            if mig is not None:
-                yield MigDevice(
-                    uuid=str(library.nvmlDeviceGetUUID(mig)),
-                    name=str(library.nvmlDeviceGetName(mig)),
-                    memory_mib=int(library.nvmlDeviceGetMemoryInfo(mig).total) >> 20,
-                )
+            uuid = None if mig is None else self._optional(partial(library.nvmlDeviceGetUUID, mig))
+            if uuid is not None:
+                yield MigDevice(uuid=str(uuid), name=self._name(mig), memory_mib=self._memory_mib(mig))
 
     def set_compute_mode(self, gpu: Gpu, mode: str) -> None:
         library = self._library

@@ -8,7 +8,11 @@ import signal
 from pathlib import Path
 from typing import Iterator, Optional
 
+from mpsctl.model import foreign
+
 _PROC = Path("/proc")
+_MOST_BYTES = 128 << 10
+"""What is read of a command line or an environment: every user can have some of several MB."""
 _CONTAINER = re.compile(
     r"(?:^|/)(?:(?:docker|cri-containerd|crio|libpod)[-/]|lxc\.payload\.)(?P<runtime>[0-9a-zA-Z_.-]+?)(?:\.scope)?(?:/|$)"
     r"|kubepods[^ ]*/(?P<pod>[0-9a-f]{64})(?:/|$)"
@@ -84,9 +88,9 @@ def stopped(pid: int) -> bool:
 
 
 def container(pid: int) -> Optional[str]:
-    """The container of a process by its control group: an id or a name; None where it is in none."""
+    """The container of a process by its control group: an id or a name, for people; None where it is in none."""
     found = _control_group(pid, _CONTAINER)
-    return (found["runtime"] or found["pod"] or found["machine"]) if found else None
+    return foreign.shown(found["runtime"] or found["pod"] or found["machine"]) if found else None
 
 
 def session(pid: int) -> Optional[str]:
@@ -124,7 +128,7 @@ def parent(pid: int) -> int:
 
 
 def name(pid: int) -> str:
-    """The process's name as the kernel keeps it, at most 15 characters."""
+    """The process's name as the kernel keeps it, at most 15 bytes; every process can choose its own."""
     try:
         return (_PROC / str(pid) / "comm").read_text(errors="replace").strip()
     except OSError:
@@ -132,12 +136,26 @@ def name(pid: int) -> str:
 
 
 def command(pid: int) -> str:
-    """The command line, or the bare name where that is empty."""
+    """The command line for people, as ``foreign.shown`` has it; empty when the process is gone."""
+    return foreign.shown(title(pid))
+
+
+def title(pid: int) -> str:
+    """The command line as it is, or the bare name where that is empty; of a very long one the beginning.
+
+    A process may write there what it likes: to be compared and never printed, for which there is ``command``.
+    """
+    raw = _beginning(pid, "cmdline")
+    return "" if raw is None else raw.replace(b"\0", b" ").decode(errors="replace").strip() or name(pid)
+
+
+def _beginning(pid: int, file: str) -> Optional[bytes]:
+    """At most _MOST_BYTES of one of the process's files, or None where it may not be read."""
     try:
-        raw = (_PROC / str(pid) / "cmdline").read_bytes()
+        with (_PROC / str(pid) / file).open("rb") as stream:
+            return stream.read(_MOST_BYTES)
     except OSError:
-        return ""
-    return raw.replace(b"\0", b" ").decode(errors="replace").strip() or name(pid)
+        return None
 
 
 def arguments(pid: int) -> list[str]:
@@ -210,11 +228,16 @@ def user(uid: int) -> Optional[str]:
 
 
 def environment(pid: int) -> Optional[dict[str, str]]:
-    """The environment with which the process was started, or None where it may not be read."""
-    try:
-        raw = (_PROC / str(pid) / "environ").read_bytes()
-    except OSError:
+    """The environment with which the process was started, or None where it may not be read.
+
+    Of one above 128 KiB only the variables that lie whole in its beginning are there. The values are as they are:
+    whoever quotes one uses ``foreign.shown``.
+    """
+    raw = _beginning(pid, "environ")
+    if raw is None:
         return None
+    if len(raw) == _MOST_BYTES:
+        raw = raw[: raw.rfind(b"\0") + 1]  # the last one may be cut off
     pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if entry)
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, _, value in pairs}
 

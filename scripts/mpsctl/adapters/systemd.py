@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Mapping, Optional, Protocol, Sequence
 
 from mpsctl.adapters import files
-from mpsctl.model.errors import NotInForce, NotReady
+from mpsctl.model import foreign
+from mpsctl.model.errors import NotInForce, NotReady, Unreadable
 
 _PROPERTIES = (
     "Id",
@@ -25,6 +26,8 @@ _PROPERTIES = (
 )
 
 _JOURNAL_TIMEOUT_S = 10
+_MOST_WORDS = 500
+"""Of systemctl's words on failed jobs: it names each unit."""
 
 
 class Systemd(Protocol):
@@ -47,7 +50,7 @@ class Systemd(Protocol):
 
     def session_state(self, session: str) -> Optional[str]:
         """What logind says of a login session: online, active, closing (its user has left, processes stay), or None
-        where it is gone."""
+        where it is gone; empty where it is not told."""
 
     def journal(self, unit: str, lines: int) -> list[str]:
         """The unit's last lines in the journal."""
@@ -89,7 +92,7 @@ class Systemctl:
         except FileNotFoundError:
             raise NotReady(f"{command[0]} is not on this host; mpsctl needs systemd 249 or newer") from None
         except subprocess.TimeoutExpired:
-            raise NotReady(f"`{' '.join(command)}` did not end within {timeout_s or 30} s") from None
+            raise NotReady(f"`{foreign.shown(' '.join(command))}` did not end within {timeout_s or 30} s") from None
 
     def show(self, units: Sequence[str]) -> dict[str, Mapping[str, str]]:
         if not units:
@@ -135,7 +138,11 @@ class Systemctl:
 
     def session_state(self, session: str) -> Optional[str]:
         # logind's own file of the session: `loginctl` costs a process for each.
-        for line in (files.read_text(Path("/run/systemd/sessions") / session) or "").splitlines():
+        try:
+            text = files.read_text(Path("/run/systemd/sessions") / session)
+        except Unreadable:
+            return ""
+        for line in (text or "").splitlines():
             if line.startswith("STATE="):
                 return line.partition("=")[2]
         return None
@@ -173,4 +180,4 @@ def ensure(problem: Optional[str], what: str) -> None:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return foreign.shown(" ".join(text.split()), _MOST_WORDS)

@@ -11,12 +11,14 @@ from typing import Any, Sequence
 from mpsctl.adapters import bounded, hardware, procfs
 from mpsctl.causes import apple_gpu, containers, host, log, memory, of_checks, process, symptoms, units
 from mpsctl.causes.diagnosis import CERTAIN, POSSIBLE, Diagnosis, in_order
+from mpsctl.model import foreign
 from mpsctl.model.errors import BadValue, NotReady
 from mpsctl.model.finding import Check
 from mpsctl.model.instance import Instance
 from mpsctl.store import configuration
 from mpsctl.store.world import World
 
+_MOST_OF_LINE = 500
 TIMEOUT_S = 60.0
 """Above the bounds inside, for NVML and each daemon: it is met only where /proc, a file system or systemd hangs."""
 
@@ -76,6 +78,7 @@ def consult(world: World, question: Question, checks: Sequence[Check] = ()) -> A
     for name, text in question.units:
         answer.understood.append(f"{name}: {_count(len(text.splitlines()), 'line')}")
         found += units.lint(text)
+    answer.understood = [foreign.shown(line, _MOST_OF_LINE) for line in answer.understood]
     answer.diagnoses = in_order(found)
     return answer
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Iterable, Optional
 
 from mpsctl.causes.catalogue import CAUSES
+from mpsctl.model import foreign
 from mpsctl.model.finding import Reason
 
 CERTAIN, LIKELY, POSSIBLE = "certain", "likely", "possible"
@@ -19,6 +20,7 @@ _AT_MOST = {
     "visible-devices-renumbered": LIKELY,
 }
 """Causes for which what proofs can see has other explanations as well."""
+_MOST_OF_LINE, _MOST_OF_REMEDY = 500, 2000
 MOST_EVIDENCE = 12
 """Lines of evidence that are kept for one diagnosis: a log in a loop repeats itself."""
 
@@ -41,9 +43,13 @@ class Diagnosis:
 
 
 def diagnose(name: str, certainty: str, *evidence: str, remedy: Optional[str] = None) -> Diagnosis:
-    """A diagnosis with the catalogue's words; ``remedy`` where this host's own figures make a better one."""
+    """A diagnosis with the catalogue's words; ``remedy`` where this host's own figures make a better one.
+
+    Evidence quotes what others wrote, whole lines of logs as well: each line is escaped, and cut to 500 characters.
+    """
     known = CAUSES[name]
-    return Diagnosis(name, known.cause, evidence, remedy or known.remedy, certainty)
+    lines = tuple(foreign.shown(line, _MOST_OF_LINE) for line in evidence)
+    return Diagnosis(name, known.cause, lines, foreign.shown(remedy or known.remedy, _MOST_OF_REMEDY), certainty)
 
 
 def because(reason: Reason, certainty: str) -> Diagnosis:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Mapping, Optional, Sequence
 
 from mpsctl.causes.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, because, diagnose
-from mpsctl.model import client_variable, fit, mps_variables
+from mpsctl.model import client_variable, fit, foreign, mps_variables
 from mpsctl.model.daemon_environment import DEFAULT_PIPE_DIRECTORY, PIPE_DIRECTORY
 from mpsctl.model.instance import DAEMON_DIRECTORY_MAX_BYTES
 
@@ -24,9 +25,9 @@ def lint(environment: Mapping[str, str], devices: Optional[Sequence[str]], of_da
 
 def directory(path: str) -> list[Diagnosis]:
     """A pipe directory by its path alone."""
-    evidence = f"{PIPE_DIRECTORY}={path}"
-    if len(path.encode()) > DAEMON_DIRECTORY_MAX_BYTES:
-        return [diagnose("pipe-directory-too-long", CERTAIN, f"{evidence}: {len(path.encode())} bytes")]
+    evidence = f"{PIPE_DIRECTORY}={foreign.shown(path)}"
+    if len(os.fsencode(path)) > DAEMON_DIRECTORY_MAX_BYTES:
+        return [diagnose("pipe-directory-too-long", CERTAIN, f"{evidence}: {len(os.fsencode(path))} bytes")]
     clean = path.rstrip("/")
     if clean == DEFAULT_PIPE_DIRECTORY:
         return [
@@ -45,7 +46,7 @@ def directory(path: str) -> list[Diagnosis]:
 def _limit(environment: Mapping[str, str], devices: Optional[Sequence[str]], of_daemon: bool) -> list[Diagnosis]:
     text = environment[client_variable.VARIABLE]
     if of_daemon:
-        return [diagnose("daemon-environment-limit", CERTAIN, f"{client_variable.VARIABLE}={text}")]
+        return [diagnose("daemon-environment-limit", CERTAIN, f"{client_variable.VARIABLE}={foreign.shown(text)}")]
     if devices is None:
         # Without the daemon's devices only what does not parse is known to be wrong.
         numbers = [int(number) for number in re.findall(r"(?:^|,)(\d{1,2})=", text)]
@@ -59,4 +60,4 @@ def _connections(environment: Mapping[str, str]) -> list[Diagnosis]:
     text = fit.max_connections_of(environment)
     if not fit.lowers_cap(text):
         return []
-    return [diagnose("max-connections-raised", POSSIBLE, f"{fit.MAX_CONNECTIONS}={text}")]
+    return [diagnose("max-connections-raised", POSSIBLE, f"{fit.MAX_CONNECTIONS}={foreign.shown(text or '')}")]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Optional, Sequence
 
-from mpsctl.adapters import managers, procfs, selinux
+from mpsctl.adapters import files, managers, procfs, selinux
 from mpsctl.causes import environment, log, memory, process, symptoms, units
 from mpsctl.causes.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, diagnose
 from mpsctl.causes.process import OnHost
 from mpsctl.model.daemon_environment import DEFAULT_PIPE_DIRECTORY, VISIBLE_DEVICES
-from mpsctl.model.errors import MpsctlError
+from mpsctl.model.errors import MpsctlError, NotAFile
 from mpsctl.model.instance import Instance
 from mpsctl.observe import host as verify_look
 from mpsctl.observe.status import Status
@@ -162,10 +163,10 @@ def _selinux(host: OnHost) -> list[Diagnosis]:
 
 def _tail(path: Path) -> list[str]:
     try:
-        with path.open("rb") as stream:
+        with os.fdopen(files.open_file(path, os.O_RDONLY), "rb") as stream:
             stream.seek(max(0, path.stat().st_size - _AUDIT_BYTES))
             return stream.read(_AUDIT_BYTES).decode(errors="replace").splitlines()
-    except OSError:
+    except (OSError, NotAFile):
         return []
 
 

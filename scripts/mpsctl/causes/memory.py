@@ -111,14 +111,17 @@ class _Device:
 
     name: str
     ordinal: int
-    total_mib: int
+    total_mib: Optional[int]
+    """None where NVML does not tell it: then only limits can be judged"""
     held_mib: Mapping[int, int]
     clients: Sequence[Client]
     costs: Costs
     instance: Instance
 
     @property
-    def free_mib(self) -> int:
+    def free_mib(self) -> Optional[int]:
+        if self.total_mib is None:
+            return None
         return max(0, self.total_mib - self.costs.reserved_mib - sum(self.held_mib.values()))
 
     def held(self, client: Client) -> Optional[int]:
@@ -157,7 +160,7 @@ def on_host(world: World, found: Sequence[Status], gpus: Sequence[Gpu], asked: b
 def _look_at(
     world: World, instance: Instance, device: Device, ordinal: int, clients: Sequence[Client], driver: Optional[str]
 ) -> _Device:
-    kind = fitting.card(device, driver)
+    kind = fitting.kind_of(device, driver)
     costs = measured.costs_of(world, kind.name, driver, instance.thread_percentage)
     try:
         with world.nvml() as nvml:
@@ -177,10 +180,13 @@ def _limits(device: _Device) -> list[Diagnosis]:
         found.append(diagnose("limit-below-context", sure, f"{device.name}: {figures}"))
     for client in device.clients:
         held, limit = device.held(client), device.limit(client)
-        if held is None or limit is None or limit > device.total_mib:
+        if held is None or limit is None or (device.total_mib is not None and limit > device.total_mib):
             continue
         left = limit - held
-        line = f"{client} holds {held} MiB of its limit of {limit} MiB, {device.free_mib} MiB of the card are free"
+        free = (
+            "its free memory is not told" if device.free_mib is None else f"{device.free_mib} MiB of the card are free"
+        )
+        line = f"{client} holds {held} MiB of its limit of {limit} MiB, {free}"
         if left < -TOLERANCE_MIB:
             found.append(diagnose("limit-over-reached", CERTAIN, line))
         elif left <= TOLERANCE_MIB:
@@ -191,7 +197,7 @@ def _limits(device: _Device) -> list[Diagnosis]:
 
 
 def _card(device: _Device) -> list[Diagnosis]:
-    if not device.held_mib or device.free_mib >= device.costs.context_mib:
+    if not device.held_mib or device.free_mib is None or device.free_mib >= device.costs.context_mib:
         return []
     sums = (
         f"{device.name}: {sum(device.held_mib.values())} of {device.total_mib} MiB are held, {device.free_mib} MiB free"
@@ -218,7 +224,7 @@ def _why(device: _Device) -> list[Diagnosis]:
 
 def _promises(device: _Device) -> list[Diagnosis]:
     limits = [limit for limit in map(device.limit, device.clients) if limit is not None]
-    if sum(limits) <= device.total_mib:
+    if device.total_mib is None or sum(limits) <= device.total_mib:
         return []
     line = (
         f"{device.name}: the limits of {len(limits)} client processes add up to {sum(limits)} of {device.total_mib} MiB"
@@ -228,11 +234,13 @@ def _promises(device: _Device) -> list[Diagnosis]:
 
 def _density(device: _Device) -> list[Diagnosis]:
     contexts = len(device.clients) * device.costs.context_mib
-    if contexts <= _MANY_CONTEXTS * device.total_mib and len(device.clients) <= fit.MANY:
+    few = device.total_mib is None or contexts <= _MANY_CONTEXTS * device.total_mib
+    if few and len(device.clients) <= fit.MANY:
         return []
+    share = f"{contexts} MiB" if device.total_mib is None else f"{contexts} of {device.total_mib} MiB"
     line = (
-        f"{device.name}: {len(device.clients)} contexts of {device.costs.context_mib} MiB are {contexts} of"
-        f" {device.total_mib} MiB ({device.costs.origin})"
+        f"{device.name}: {len(device.clients)} contexts of {device.costs.context_mib} MiB are {share}"
+        f" ({device.costs.origin})"
     )
     return [diagnose("density-too-high", POSSIBLE if device.costs.borrowed else LIKELY, line)]
 
@@ -262,14 +270,15 @@ def _frameworks(device: _Device) -> list[Diagnosis]:
     found = []
     for client in device.clients:
         limit, held = device.limit(client), device.held(client)
-        if limit is None or held is None or limit >= device.total_mib:
+        if device.total_mib is None or limit is None or held is None or limit >= device.total_mib:
             continue
         hints = plans.hints(device.total_mib, limit, device.costs)
         if not hints:
             continue  # the limit leaves a framework nothing: told as limit-below-context or own-limit-reached
         environment = procfs.environment(client.pid) or {}
-        fraction = re.search(r"--gpu[-_]memory[-_]utilization[= ](\d(?:\.\d+)?|\.\d+)", client.command)
-        if "vllm" in client.command.lower():
+        title = procfs.title(client.pid)
+        fraction = re.search(r"--gpu[-_]memory[-_]utilization[= ](\d(?:\.\d+)?|\.\d+)", title)
+        if "vllm" in title.lower():
             share = float(fraction[1]) if fraction else 0.9
             total_mib, context_mib = device.costs.cuda_total_mib(device.total_mib), device.costs.context_mib
             if share * total_mib > limit - context_mib:

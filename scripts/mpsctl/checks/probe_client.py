@@ -82,7 +82,7 @@ def look(world: World, instance: Instance, allocate: bool = False, timeout_s: fl
             driver = nvml.driver_version()
             end_s = world.now_s() + timeout_s
             for ordinal, device in enumerate(devices):
-                card = fitting.card(device, driver)
+                card = fitting.kind_of(device, driver)
                 costs = measured.costs_of(world, card.name, driver, instance.thread_percentage)
                 uuids = tuple(one.uuid for one in devices)
                 for uid in users:
@@ -137,8 +137,8 @@ def _single_user(instance: Instance, servers: Sequence[Server]) -> int:
 def _serves_several(world: World, instance: Instance) -> bool:
     """What the running daemon does; what is desired may still wait for a restart."""
     shown = world.systemd.show([instance.unit]).get(instance.unit, {}).get("MainPID", "")
-    command = procfs.command(int(shown)) if shown.isdigit() and int(shown) else ""
-    return hardware.serves_several_users(command) if command else instance.multi_user
+    title = procfs.title(int(shown)) if shown.isdigit() and int(shown) else ""
+    return hardware.serves_several_users(title) if title else instance.multi_user
 
 
 def _unprivileged(instance: Instance) -> int:
@@ -273,7 +273,7 @@ def _multiprocessors(place: _Place, seen: Seen) -> Check:
     percentage, found = place.instance.thread_percentage, f"{seen.multiprocessors} multiprocessors"
     if percentage is None:
         return place.check(MULTIPROCESSORS, PASS, f"{found}; no percentage is managed", "no percentage is desired")
-    all_of_them = measured.multiprocessors_of(place.world, fitting.card(place.device, None).name)
+    all_of_them = measured.multiprocessors_of(place.world, fitting.kind_of(place.device, None).name)
     if all_of_them is None:
         return place.check(
             MULTIPROCESSORS,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import sys
@@ -11,7 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Optional
 
-from mpsctl.model.errors import BadValue, NotReady
+from mpsctl.cli import output
+from mpsctl.model import foreign
+from mpsctl.model.errors import BadValue, MpsctlError, NotReady
 
 if TYPE_CHECKING:  # every call of the program reads the options: what runs is read when it does
     from mpsctl.measuring.bench_results import Report
@@ -54,21 +55,21 @@ def run(world: World, options: argparse.Namespace) -> int:
         def progress(number: int, report: Report) -> None:
             _tell(number, report)
             if folder is not None:
-                with suppress(OSError):  # told at the end
+                with suppress(OSError, MpsctlError):  # told at the end
                     bench_report.write(folder, report)
 
         try:
             report = bench.bench(world, request, stopped, progress)
         finally:
             if sys.stderr.isatty():
-                print(file=sys.stderr)
+                output.say("", stream=sys.stderr)
         written = folder is None or is_written(report.notes, lambda: bench_report.write(folder, report))
         if options.json:
-            print(json.dumps(report.as_json(), indent=2 if sys.stdout.isatty() else None))
+            output.say_json(report.as_json())
         else:
-            print(bench_report.as_text(report))
+            output.say_lines(bench_report.as_text(report))
             if folder is not None and written:
-                print(f"written to {folder}")
+                output.say(f"written to {folder}")
         if stopped.requested is not None:
             return 128 + stopped.requested
         if not written:
@@ -93,6 +94,9 @@ def is_written(notes: list[str], write: Callable[[], None]) -> bool:
     except OSError as error:
         notes.append(f"{error.filename} could not be written ({error.strerror})")
         return False
+    except MpsctlError as error:
+        notes.append(str(error))
+        return False
     return True
 
 
@@ -100,9 +104,9 @@ def show_progress(line: str) -> None:
     """A line on standard error; on a terminal it takes the place of the one before. One that is lost ends no work."""
     with suppress(OSError):
         if sys.stderr.isatty():
-            print(f"\r\x1b[K{line[:150]}", end="", file=sys.stderr, flush=True)
+            output.show_in_place(foreign.shown(line, 150), sys.stderr)
         else:
-            print(line, file=sys.stderr, flush=True)
+            output.say(line, stream=sys.stderr)
 
 
 def _make(folder: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from dataclasses import asdict
 from typing import Any, Optional, Sequence
 
-from mpsctl.cli import table
+from mpsctl.cli import output, table
 from mpsctl.model import duration
 from mpsctl.model.errors import BadValue, NotReady
 from mpsctl.observe import leftovers
@@ -32,9 +31,9 @@ def clients(world: World, options: argparse.Namespace) -> int:
     if wanted is not None:
         return _terminate(world, options, found, wanted)
     if options.json:
-        print(json.dumps(_as_json(found)))
+        output.say_json(_as_json(found))
     else:
-        _print(found)
+        _show(found)
     return NotReady.exit_code if found.unknown or found.problem else 0
 
 
@@ -49,21 +48,22 @@ def _as_json(found: Found) -> dict[str, Any]:
     }
 
 
-def _print(found: Found) -> None:
+def _show(found: Found) -> None:
     rows = [_row(one) for every in found.connected.values() for one in every]
     if rows:
-        print("\n".join(table.lines(_HEAD, rows)))
+        for line in table.lines(_HEAD, rows):
+            output.say(line)
     else:
-        print("no client is connected" if found.connected else "this host has no instance")
+        output.say("no client is connected" if found.connected else "this host has no instance")
     for name, why in found.unknown.items():
-        print(f"! {name}: cannot tell who is connected: {why}")
+        output.say(f"! {name}: cannot tell who is connected: {why}")
     if found.problem:
-        print(f"! cannot tell what else holds memory: {found.problem}")
+        output.say(f"! cannot tell what else holds memory: {found.problem}")
     for left in found.left_over:
         held = ", ".join(f"{'not told' if mib is None else f'{mib} MiB'} on {u}" for u, mib in left.memory_mib.items())
         who = f"pid {left.pid} ({left.command or 'command not told'}, user {left.user or 'not told'})"
         whose = f"client of {left.instance}" if left.instance else "no client of an instance"
-        print(f"left over: {who}, {whose}, holds {held or 'not told'}: {left.why}")
+        output.say(f"left over: {who}, {whose}, holds {held or 'not told'}: {left.why}")
 
 
 def _row(one: Connected) -> tuple[str, ...]:
@@ -105,18 +105,18 @@ def _terminate(world: World, options: argparse.Namespace, found: Found, pid: int
             f"pid {pid}, which is no client of an instance", "a client", "take one that `mpsctl clients` lists"
         )
     if not options.yes and not _asked(target, options.json):
-        print(f"{target.client} is left alone", file=sys.stderr)
+        output.say(f"{target.client} is left alone", stream=sys.stderr)
         return 1
     instance = configuration.load(world, target.instance)
     main_pid = int(world.systemd.show([instance.unit])[instance.unit].get("MainPID") or 0)
     daemon = terminate.running_daemon(world, instance, main_pid)
     (ended,) = terminate.end(world, daemon, [(target.server, target.client)])
     if options.json:
-        print(json.dumps({"instance": target.instance, **ended.as_json()}))
+        output.say_json({"instance": target.instance, **ended.as_json()})
     else:
-        print(f"{target.client}: {'; '.join(ended.steps) or 'nothing was done'}")
+        output.say(f"{target.client}: {'; '.join(ended.steps) or 'nothing was done'}")
     if ended.problem:
-        print(f"mpsctl clients: {target.client} could not be ended: {ended.problem}", file=sys.stderr)
+        output.say(f"mpsctl clients: {target.client} could not be ended: {ended.problem}", stream=sys.stderr)
     return 4 if ended.problem else 0
 
 
@@ -128,5 +128,5 @@ def _asked(target: Connected, json_: bool) -> bool:
     if json_ or not sys.stdin.isatty():
         raise BadValue("no terminal to ask at", "a yes before a client is ended", "add --yes")
     age = duration.text(target.age_s)
-    print(f"{target.client}, {age} old, of instance {target.instance}, loses its work on the GPU.")
+    output.say(f"{target.client}, {age} old, of instance {target.instance}, loses its work on the GPU.")
     return input("End it? [y/N] ").strip().lower() in ("y", "yes")

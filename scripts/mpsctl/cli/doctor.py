@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import BinaryIO, Callable, Sequence
 
 from mpsctl.causes import consult
 from mpsctl.checks import verify
+from mpsctl.cli import output
 from mpsctl.model.errors import BadValue
 from mpsctl.model.finding import Check
 from mpsctl.store.world import World
@@ -32,9 +32,9 @@ def doctor(world: World, options: argparse.Namespace) -> int:
     )
     answer = consult.consult(world, question, checks(world, question))
     if options.json:
-        print(json.dumps(answer.as_json(), indent=2 if sys.stdout.isatty() else None))
+        output.say_json(answer.as_json())
     else:
-        _show(answer, print)
+        _show(answer, output.say)
     return 1 if answer.diagnoses else 0
 
 
@@ -97,7 +97,8 @@ def _show(answer: consult.Answer, say: Callable[[str], None]) -> None:
     if not answer.diagnoses:
         say("nothing found that explains a fault")
     for number, one in enumerate(answer.diagnoses, start=1):
-        say(f"\n{number}. {one.name} ({one.certainty})")
+        say("")
+        say(f"{number}. {one.name} ({one.certainty})")
         say(f"   cause:    {one.cause}")
         for place, line in enumerate(one.evidence):
             say(f"   {'evidence:' if place == 0 else '         '} {line}")

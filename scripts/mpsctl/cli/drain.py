@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import Sequence
 
+from mpsctl.cli import output
 from mpsctl.lifecycle import drain as acts
 from mpsctl.model.errors import BadValue, NotReady
 from mpsctl.model.instance import Instance, check_timeout_s
@@ -23,9 +23,9 @@ def drain(world: World, options: argparse.Namespace) -> int:
     instances = _instances(world, options.instances)
     drained = acts.drain(world, instances, timeout_s, options.terminate)
     if options.json:
-        print(json.dumps({"instances": {found.instance: found.as_json(world.now_s()) for found in drained}}))
+        output.say_json({"instances": {found.instance: found.as_json(world.now_s()) for found in drained}})
     elif not drained:
-        print("no instance is on this host: there is nothing to drain")
+        output.say("no instance is on this host: there is nothing to drain")
     code = 0
     for found in drained:
         if found.unknown:
@@ -37,9 +37,9 @@ def drain(world: World, options: argparse.Namespace) -> int:
         else:
             if not options.json:
                 name = found.instance
-                print(f"{name}: drained since {found.since}; `mpsctl undrain {name}` lets clients in again")
+                output.say(f"{name}: drained since {found.since}; `mpsctl undrain {name}` lets clients in again")
             continue
-        print(f"mpsctl drain: {found.instance}: {what}", file=sys.stderr)
+        output.say(f"mpsctl drain: {found.instance}: {what}", stream=sys.stderr)
     return code
 
 
@@ -52,10 +52,10 @@ def undrain(world: World, options: argparse.Namespace) -> int:
         changes[instance.name] = acts.undrain(world, instance.name)
         if not options.json:
             for change in changes[instance.name]:
-                print(change)
-            print(f"{instance.name}: {'no longer' if instance.name in was_drained else 'was not'} drained")
+                output.say(change)
+            output.say(f"{instance.name}: {'no longer' if instance.name in was_drained else 'was not'} drained")
     if options.json:
-        print(json.dumps({"was_drained": was_drained, "changes": changes}))
+        output.say_json({"was_drained": was_drained, "changes": changes})
     return 0
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from mpsctl.cli import output
 from mpsctl.model import fit, instance, quantity
 from mpsctl.model import plan as plans
 from mpsctl.model.errors import BadValue
@@ -31,10 +30,6 @@ def option(name: str, text: Optional[str], check: Callable[[str], Any]) -> Any:
         raise BadValue(f"{name} {error.found}", error.expected, error.remedy) from None
 
 
-def _print_json(data: Any) -> None:
-    print(json.dumps(data, indent=2 if sys.stdout.isatty() else None))
-
-
 def with_hints(world: World, name: str, kind: str, text: str) -> str:
     from mpsctl.observe import planning as planning
 
@@ -49,16 +44,16 @@ def measure(world: World, options: argparse.Namespace) -> int:
     percentages = [option("--threads", text, instance.check_thread_percentage) for text in options.threads]
     found = acts.measure(world, options.instance, options.gpu, percentages, options.force)
     if options.json:
-        _print_json({"file": str(world.places.measured), "measured": [asdict(one) for one in found]})
+        output.say_json({"file": str(world.places.measured), "measured": [asdict(one) for one in found]})
         return 0
     for one in found:
         server = "not told" if one.server_mib is None else f"{one.server_mib} MiB"
-        print(
+        output.say(
             f"{one.gpu_name}, driver {one.driver}, {one.thread_percentage:g} % ({one.multiprocessors} multiprocessors):"
             f" context {one.context_mib} MiB, server {server}, least limit {one.least_limit_mib} MiB,"
             f" reserved {one.reserved_mib} MiB"
         )
-    print(f"kept in {world.places.measured}")
+    output.say(f"kept in {world.places.measured}")
     return 0
 
 
@@ -121,9 +116,9 @@ def plan(world: World, options: argparse.Namespace) -> int:
     )
     found = planning.plan(world, card, desired)
     if options.json:
-        _print_json(found.as_json())
+        output.say_json(found.as_json())
     else:
-        print(plans.as_vars(found) if options.format == "vars" else plans.as_text(found))
+        output.say_lines(plans.as_vars(found) if options.format == "vars" else plans.as_text(found))
     return BadValue.exit_code if found.refusals else 0
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from mpsctl.adapters import files, stop_request
-from mpsctl.cli import table
+from mpsctl.cli import output, table
 from mpsctl.cli.bench import is_written, number, show_progress
 from mpsctl.measuring import loopback as acts
 from mpsctl.measuring import loopback_results as values
 from mpsctl.measuring.loopback_results import Report
-from mpsctl.model.errors import BadValue, NotReady
+from mpsctl.model.errors import BadValue, MpsctlError, NotReady
 from mpsctl.store.world import World
 
 _WHOLE = r"[0-9]{1,7}"
@@ -43,26 +43,26 @@ def run(world: World, options: argparse.Namespace) -> int:
         inherited=dict(os.environ),
     )
     acts.refuse(request)
-    output = _writable(options.output)
+    place = _writable(options.output)
     with stop_request.on_signals() as stopped:
 
         def progress(line: str, report: Report) -> None:
             show_progress(f"mpsctl loopback: {line}")
-            with suppress(OSError):  # told at the end
-                _write(output, report)
+            with suppress(OSError, MpsctlError):  # told at the end
+                _write(place, report)
 
         try:
             report = acts.loopback(world, request, stopped, progress)
         finally:
             if sys.stderr.isatty():
-                print(file=sys.stderr)
-        written = is_written(report.notes, lambda: _write(output, report))
+                output.say("", stream=sys.stderr)
+        written = is_written(report.notes, lambda: _write(place, report))
         if options.json:
-            print(json.dumps(report.as_json(), indent=2 if sys.stdout.isatty() else None))
+            output.say_json(report.as_json())
         else:
-            print(as_text(report))
-            if output is not None and written:
-                print(f"written to {output}")
+            output.say_lines(as_text(report))
+            if place is not None and written:
+                output.say(f"written to {place}")
         if stopped.requested is not None:
             return 128 + stopped.requested
         if not written:

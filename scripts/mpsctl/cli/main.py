@@ -12,13 +12,16 @@ from contextlib import suppress
 from typing import Any, Callable, Optional, Sequence
 
 from mpsctl import __version__
+from mpsctl.cli import output
 from mpsctl.cli.options import parser
-from mpsctl.model import build
+from mpsctl.model import build, foreign
 from mpsctl.model.errors import BadValue, MpsctlError, NotReady
 
 _FAULT = 70
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 """What a disk says that takes no more: with a file's name to files.write(), without one to a long answer."""
+_MOST_OF_ERROR = 4000
+"""An error may name every instance of a host."""
 _NOBODY_READS = 141
 """As a program ends that SIGPIPE ends: what it found is not told by 0."""
 _CANNOT_TELL = 255
@@ -43,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:  # neither an answer nor an error can be written where it belongs
         _give_up_unwritten()
         with suppress(OSError):
-            print(f"mpsctl: the answer could not be written ({error.strerror})", file=sys.stderr, flush=True)
+            output.say(f"mpsctl: the answer could not be written ({error.strerror})", stream=sys.stderr)
         return NotReady.exit_code
 
 
@@ -109,8 +112,8 @@ def _give_up_stdout() -> None:
 
 def _fail(options: argparse.Namespace, text: str, code: int) -> int:
     if getattr(options, "json", False):
-        print(json.dumps({"error": text, "exit_code": code}))
-    print(f"mpsctl {options.verb}: {text}", file=sys.stderr)
+        output.say_json({"error": foreign.shown(text, _MOST_OF_ERROR), "exit_code": code})
+    output.say(f"mpsctl {options.verb}: {foreign.shown(text, _MOST_OF_ERROR)}", stream=sys.stderr)
     _give_up_unwritten()
     return code if options.verb != "condition" else _CANNOT_TELL
 
@@ -119,10 +122,6 @@ def _main_pid() -> Optional[int]:
     """The daemon's process as systemd hands it to the commands of a unit."""
     text = os.environ.get("MAINPID", "")
     return int(text) if text.isdigit() else None
-
-
-def _print_json(data: Any) -> None:
-    print(json.dumps(data, indent=2 if sys.stdout.isatty() else None, sort_keys=False))
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -138,7 +137,7 @@ def _status(options: argparse.Namespace) -> int:
     found = status.status_of_all(world, names)
     left_behind = [] if options.instances else status.left_behind(world, found)
     if options.json:
-        _print_json({"instances": {one.instance: one.as_json() for one in found}, "findings": left_behind})
+        output.say_json({"instances": {one.instance: one.as_json() for one in found}, "findings": left_behind})
     else:
         render.status(found, world.places.configuration, left_behind)
     return 0 if found and all(one.as_desired for one in found) and not left_behind else 1
@@ -149,7 +148,7 @@ def _verify(options: argparse.Namespace) -> int:
 
     report = verify.of(_acting_world(options), options)
     if options.json:
-        _print_json(report.as_json())
+        output.say_json(report.as_json())
     else:
         verify.show(report, options.all)
     return report.exit_code
@@ -161,7 +160,7 @@ def _health(options: argparse.Namespace) -> int:
 
     found = health.health(_acting_world(options))
     if options.json:
-        _print_json({"instances": {one.instance: one.as_json() for one in found}})
+        output.say_json({"instances": {one.instance: one.as_json() for one in found}})
     else:
         render.health(found)
     return 0 if all(one.well for one in found) else 1
@@ -193,7 +192,7 @@ def _gpus(options: argparse.Namespace) -> int:
 
     found = gpus.inventory(World())
     if options.json:
-        _print_json({"simulated": hardware.simulated(), "gpus": found})
+        output.say_json({"simulated": hardware.simulated(), "gpus": found})
     else:
         render.gpus(found, hardware.simulated())
     return 0
@@ -210,7 +209,7 @@ def _env(options: argparse.Namespace) -> int:
         from mpsctl.cli import fitting
 
         text = fitting.with_hints(world, options.instance, kind, text)
-    print(text)
+    output.say_lines(text)
     return 0
 
 
@@ -262,11 +261,11 @@ def _version(options: argparse.Namespace) -> int:
         "control_daemon": str(hardware.binary(hardware.CONTROL_DAEMON) or "") or None,
     }
     if options.json:
-        _print_json(known)
+        output.say_json(known)
     else:
-        print(f"mpsctl {known['version']} (build {known['build']}, Python {known['python']})")
-        print(f"driver: {known['driver'] or 'not loaded'}{' (simulated)' if known['simulated'] else ''}")
-        print(f"control daemon: {known['control_daemon'] or 'not installed'}")
+        output.say(f"mpsctl {known['version']} (build {known['build']}, Python {known['python']})")
+        output.say(f"driver: {known['driver'] or 'not loaded'}{' (simulated)' if known['simulated'] else ''}")
+        output.say(f"control daemon: {known['control_daemon'] or 'not installed'}")
     return 0
 
 
@@ -277,13 +276,13 @@ def _apply(options: argparse.Namespace) -> int:
     world = _acting_world(options)
     changes = apply.apply(world, options.instance, _main_pid())
     if options.json:
-        _print_json({"instance": options.instance, "changes": changes})
+        output.say_json({"instance": options.instance, "changes": changes})
     else:
         for change in changes:
-            print(change)
+            output.say(change)
         drained = drains.read(world, options.instance)
         door = f"drained since {drained.since}" if drained else "clients may connect"
-        print(f"{options.instance}: limits in force and read back, {door}")
+        output.say(f"{options.instance}: limits in force and read back, {door}")
     return 0
 
 
@@ -294,7 +293,7 @@ def _prepare(options: argparse.Namespace) -> int:
     _keep_bytecode(world)
     environment = prepare.prepare(world, options.instance)
     if options.json:
-        _print_json({"pipe_directory": str(environment.pipe_directory), "devices": environment.devices})
+        output.say_json({"pipe_directory": str(environment.pipe_directory), "devices": environment.devices})
     return 0
 
 
@@ -303,7 +302,7 @@ def _stop(options: argparse.Namespace) -> int:
 
     gone = stop.stop(_acting_world(options), options.instance, _main_pid())
     if options.json:
-        _print_json({"instance": options.instance, "gone": gone})
+        output.say_json({"instance": options.instance, "gone": gone})
     return 0 if gone else 4
 
 
@@ -312,7 +311,7 @@ def _release(options: argparse.Namespace) -> int:
 
     stop.release(_acting_world(options), options.instance)
     if options.json:
-        _print_json({"instance": options.instance})
+        output.say_json({"instance": options.instance})
     return 0
 
 
@@ -321,9 +320,9 @@ def _condition(options: argparse.Namespace) -> int:
 
     why = prepare.condition(_acting_world(options), options.instance)
     if options.json:
-        _print_json({"instance": options.instance, "skipped": why})
+        output.say_json({"instance": options.instance, "skipped": why})
     elif why:
-        print(f"skipped: {why}")
+        output.say(f"skipped: {why}")
     return 1 if why else 0
 
 
@@ -336,13 +335,13 @@ def _reconcile(options: argparse.Namespace) -> int:
         raise BadValue(f"no JSON ({error})", "a request on standard input", "see docs/reconcile.md") from None
     if isinstance(wanted, dict) and wanted.get("build") not in (None, build.ID):
         # The transport then sends the program it wants and asks that one.
-        _print_json({"format": 1, "program_differs": True, "build": build.ID})
+        output.say_json({"format": 1, "program_differs": True, "build": build.ID})
         return 0
     options.json = True
     world = _acting_world(options)
     request = reconcile.Request.from_json(wanted)
     answer = reconcile.reconcile(world, request, options.check, reconcile.own_file())
-    _print_json({"program_differs": False, **answer.as_json()})
+    output.say_json({"program_differs": False, **answer.as_json()})
     deferred = answer.pending and not options.check
     return 1 if answer.error or answer.refused or answer.missing or deferred else 0
 
@@ -352,14 +351,14 @@ def _remove(options: argparse.Namespace) -> int:
 
     answer = remove.remove(_acting_world(options), options.check)
     if options.json:
-        _print_json(answer.as_json())
+        output.say_json(answer.as_json())
     else:
         for line in [*answer.actions, *(f"warning: {warning}" for warning in answer.warnings)]:
-            print(f"would {line}" if options.check and line in answer.actions else line)
+            output.say(f"would {line}" if options.check and line in answer.actions else line)
         if answer.error:
-            print(f"mpsctl remove: {answer.error}", file=sys.stderr)
+            output.say(f"mpsctl remove: {answer.error}", stream=sys.stderr)
         elif not answer.changed:
-            print("nothing of ours is on this host")
+            output.say("nothing of ours is on this host")
     return 1 if answer.error else 0
 
 
@@ -377,7 +376,8 @@ def _acting_world(options: argparse.Namespace) -> Any:
 
     def say(text: str) -> None:
         with suppress(OSError):  # nobody listens any more: what was begun is brought to its end all the same
-            print(text, file=stream, flush=True)
+            output.say(text, stream=stream)
+            stream.flush()
 
     return World(say=say)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
+from mpsctl.cli.output import colour, say
 from mpsctl.observe.status import Status, Value
 
 if TYPE_CHECKING:
@@ -16,21 +15,15 @@ if TYPE_CHECKING:
 SIMULATED = "simulated GPUs: a lab stands in for NVML, the PCI bus and the driver; the control daemon is real"
 
 
-def colour(text: str, code: str) -> str:
-    if sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
-        return f"\033[{code}m{text}\033[0m"
-    return text
-
-
 def status(found: Sequence[Status], configuration: Path, left_behind: Sequence[str]) -> None:
     """``left_behind`` is what is amiss with no instance."""
     for line in left_behind:
-        print(f"{colour('!', '31')} {line}")
+        say(colour("!", "31"), f" {line}")
     if not found:
-        print(f"no instance has a file in {configuration}: this host has not been converged")
+        say(f"no instance has a file in {configuration}: this host has not been converged")
         return
     if any(one.simulated for one in found):
-        print(colour(SIMULATED, "33"))
+        say(colour(SIMULATED, "33"))
     for one in found:
         _one(one)
 
@@ -39,28 +32,30 @@ def _one(one: Status) -> None:
     word = colour("in the desired state", "32") if one.as_desired else colour("NOT IN THE DESIRED STATE", "31")
     unit = one.unit
     state = f"{unit.get('active_state', 'unknown')} ({unit.get('sub_state', '')})" if unit else "unknown"
-    print(
-        f"instance {one.instance}: {word}; {state}, pid {unit.get('main_pid', 0)}, restarts {unit.get('restarts', 0)}"
+    say(
+        f"instance {one.instance}: ",
+        word,
+        f"; {state}, pid {unit.get('main_pid', 0)}, restarts {unit.get('restarts', 0)}",
     )
     for gpu in one.gpus:
         mode = gpu["compute_mode"] or "not told"
-        print(f"  device {gpu['ordinal']}: GPU {gpu['index']}, {gpu['name']}, {gpu['uuid']}, compute mode {mode}")
+        say(f"  device {gpu['ordinal']}: GPU {gpu['index']}, {gpu['name']}, {gpu['uuid']}, compute mode {mode}")
     if one.pipe_directory:
         door = "clients may connect" if one.door_open else "closed to clients"
-        print(f"  pipe directory {one.pipe_directory}: {door}")
+        say(f"  pipe directory {one.pipe_directory}: {door}")
     for value in one.values:
-        print(f"  {value.what}: desired {value.desired}, the daemon shows {value.shown or 'nothing'}")
+        say(f"  {value.what}: desired {value.desired}, the daemon shows {value.shown or 'nothing'}")
     for server in one.servers:
         who = f"server {server.pid} of user {server.uid}, {server.state or 'state not told'}"
-        print(f"  {who}: {len(server.clients)} client{'s' if len(server.clients) != 1 else ''}")
+        say(f"  {who}: {len(server.clients)} client{'s' if len(server.clients) != 1 else ''}")
         for value in server.values:
-            print(f"    {value.what}: desired {value.desired}, the server shows {_shown(value)}")
+            say(f"    {value.what}: desired {value.desired}, the server shows {_shown(value)}")
         for client in server.clients:
-            print(f"    {_client(client)}")
+            say(f"    {_client(client)}")
     for note in one.notes:
-        print(f"  {colour('note', '33')} {note}")
+        say("  ", colour("note", "33"), f" {note}")
     for finding in one.findings:
-        print(f"  {colour('!', '31')} {finding}")
+        say("  ", colour("!", "31"), f" {finding}")
 
 
 def _shown(value: Value) -> str:
@@ -84,28 +79,32 @@ def _client(client: Client) -> str:
 
 def health(found: Sequence[Health]) -> None:
     if not found:
-        print("no instance is active on this host")
+        say("no instance is active on this host")
     for one in found:
-        print(f"instance {one.instance}: {'well' if one.well else 'NOT WELL'}")
+        say(f"instance {one.instance}: {'well' if one.well else 'NOT WELL'}")
         for finding in one.findings:
-            print(f"  ! {finding}")
+            say(f"  ! {finding}")
         for action in one.actions:
-            print(f"  > {action}")
+            say(f"  > {action}")
 
 
 def gpus(found: Sequence[dict[str, Any]], simulated: bool) -> None:
     if simulated:
-        print(colour(SIMULATED, "33"))
+        say(colour(SIMULATED, "33"))
     if not found:
-        print("NVML shows no GPU on this host")
+        say("NVML shows no GPU on this host")
     for gpu in found:
-        facts = [gpu["name"], f"{gpu['memory_mib']} MiB", f"compute mode {gpu['compute_mode'] or 'not told'}"]
+        facts = [gpu["name"], _memory(gpu), f"compute mode {gpu['compute_mode'] or 'not told'}"]
         if gpu["persistence"] is not None:
             facts.append(f"persistence {'on' if gpu['persistence'] else 'off'}")
         if gpu["mig_enabled"]:
             facts.append("MIG on")
         facts.append(f"instance {gpu['instance']}" if gpu["instance"] else "no instance")
-        print(f"GPU {gpu['index']}  {gpu['uuid']}  {gpu['pci_address']}  {', '.join(facts)}")
+        say(f"GPU {gpu['index']}  {gpu['uuid']}  {gpu['pci_address']}  {', '.join(facts)}")
         for mig in gpu["mig_devices"]:
             owner = f"instance {mig['instance']}" if mig["instance"] else "no instance"
-            print(f"  {mig['uuid']}  {mig['name']}, {mig['memory_mib']} MiB, {owner}")
+            say(f"  {mig['uuid']}  {mig['name']}, {_memory(mig)}, {owner}")
+
+
+def _memory(device: dict[str, Any]) -> str:
+    return "memory not told" if device["memory_mib"] is None else f"{device['memory_mib']} MiB"

@@ -8,6 +8,7 @@ from typing import Optional, Sequence
 from mpsctl.checks import verify as proofs
 from mpsctl.checks.verify import InstanceLook, Report
 from mpsctl.cli import render
+from mpsctl.cli.output import colour, say
 from mpsctl.model import finding
 from mpsctl.model.errors import BadValue
 from mpsctl.model.finding import CANNOT_TELL, FAIL, PASS, WARN, Check
@@ -25,9 +26,9 @@ def of(world: World, options: argparse.Namespace) -> Report:
 
     :raises BadValue: for options that only make sense together.
     """
-    if options.allocate and not options.probe:
+    if options.allocate and not options.probe_client:
         raise BadValue("--allocate alone", "it with --probe-client, whose client allocates", "add --probe-client")
-    if not options.probe:
+    if not options.probe_client:
         return proofs.verify(world, options.instances)
     from mpsctl.checks import probe_client
 
@@ -40,9 +41,9 @@ def of(world: World, options: argparse.Namespace) -> Report:
 
 def show(report: Report, every: bool) -> None:
     """The status line that monitoring reads, then what did not pass, with what was expected and what to do."""
-    print(render.colour(status_line(report), _COLOURS[report.worst]))
+    say(colour(status_line(report), _COLOURS[report.worst]))
     if report.simulated:
-        print(render.colour(render.SIMULATED, "33"))
+        say(colour(render.SIMULATED, "33"))
     _section("host", report.host, every)
     for name, checks in report.instances.items():
         _section(f"instance {name}", checks, every)
@@ -67,7 +68,7 @@ def status_line(report: Report) -> str:
 def _section(title: str, checks: Sequence[Check], every: bool) -> None:
     worst = finding.worst(one.level for one in checks)
     passed = sum(one.level == PASS for one in checks)
-    print(f"{title}: {render.colour(worst, _COLOURS[worst])}, {passed} of {len(checks)} checks passed")
+    say(f"{title}: ", colour(worst, _COLOURS[worst]), f", {passed} of {len(checks)} checks passed")
     told: set[str] = set()
     for one in checks:
         if one.level == PASS:
@@ -83,15 +84,15 @@ def _section(title: str, checks: Sequence[Check], every: bool) -> None:
 
 def _passed(one: Check, every: bool) -> None:
     if every:
-        print(f"  {render.colour('pass', _COLOURS[PASS])} {one.name}: {one.found}")
+        say("  ", colour("pass", _COLOURS[PASS]), f" {one.name}: {one.found}")
     elif one.evidence:
-        print(f"  note {one.name}: {one.found}")
+        say(f"  note {one.name}: {one.found}")
     if every or one.evidence:
         _evidence(one)
 
 
 def _amiss(one: Check, names: str) -> None:
-    print(f"  {render.colour(one.level, _COLOURS[one.level])} {names}: {one.found}")
+    say("  ", colour(one.level, _COLOURS[one.level]), f" {names}: {one.found}")
     _line("expected", one.expected)
     _line("do", one.remedy)
     if one.evidence and (len(one.evidence) > 1 or one.evidence[0] != one.found):
@@ -100,9 +101,9 @@ def _amiss(one: Check, names: str) -> None:
 
 def _evidence(one: Check) -> None:
     for line in one.evidence:
-        print(f"      {line}")
+        say(f"      {line}")
 
 
 def _line(word: str, text: Optional[str]) -> None:
     if text:
-        print(f"    {word}: {text}")
+        say(f"    {word}: {text}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Iterator
 
 from mpsctl.adapters import files, locks, procfs
-from mpsctl.model.errors import NotReady
+from mpsctl.model.errors import NotReady, Unreadable
 from mpsctl.store.world import World
 
 BOUND_S = 180
@@ -70,7 +70,11 @@ def _busy(path: Path) -> Busy:
 
 def _holders(path: Path) -> str:
     """Who has the turn: the process that took it or, where that was killed, what it started."""
-    pid = int(text) if (text := (files.read_text(path) or "").strip()).isdigit() else None
+    try:
+        text = (files.read_text(path) or "").strip()
+    except Unreadable:
+        text = ""
+    pid = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else None
     if pid is not None and procfs.alive(pid):
         return f"pid {pid} ({procfs.command(pid)})"
     left = [one for one in procfs.pids() if one != os.getpid() and procfs.has_open(one, path)]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Se
 from mpsctl.adapters import bytecode, files, hardware, procfs, systemd
 from mpsctl.converge import host_lock
 from mpsctl.lifecycle import compute_modes, prepare, stop
-from mpsctl.model.errors import BadValue, MpsctlError, NotReady
+from mpsctl.model.errors import BadValue, MpsctlError, NotReady, TooLarge, Unreadable
 from mpsctl.model.gpu import Gpu
 from mpsctl.model.instance import (
     DRAIN_TIMEOUT_S,
@@ -51,6 +51,10 @@ UNIT = "mps-control@.service"
 
 USUAL_DAEMON = f"/usr/bin/{hardware.CONTROL_DAEMON}"
 """Shown where the daemon is yet to be installed."""
+
+
+_MOST_PROGRAM_BYTES = 64 << 20
+"""Far above the size of any build of this program."""
 
 
 @dataclass(frozen=True)
@@ -431,11 +435,7 @@ def _plan(
     differing = [file for file in desired if not _is_as_desired(file)]
     shown = world.systemd.show([*(instance.unit for instance in instances), *request.units])
     statuses = {status.instance: status for status in proofs.look(world, instances, gpus, None, shown)}
-    leftovers = [
-        name
-        for name in configuration.names(world)
-        if name not in texts and (files.read_text(world.places.conf(name)) or "").startswith(FINGERPRINT)
-    ]
+    leftovers = [name for name in configuration.names(world) if name not in texts and is_ours(world.places.conf(name))]
     gpu_missing = [] if request.instance_per_gpu is None else [n for n in leftovers if _named_by_its_gpu(world, n)]
     leftovers = [name for name in leftovers if name not in gpu_missing]
     if leftovers:
@@ -506,6 +506,14 @@ def _who_waits(plan: _Plan, gpus: Sequence[Gpu]) -> dict[str, tuple[str, list[Cl
             waiting[name] = (f"the instance {other!r} still serves {device}", waiting[other][1])
 
 
+def is_ours(path: Path) -> bool:
+    """Whether a file is this project's, by its first line; what cannot be read is not."""
+    try:
+        return (files.read_text(path) or "").startswith(FINGERPRINT)
+    except Unreadable:
+        return False
+
+
 def _with_binary(file: File) -> File:
     """The file with this host's daemon in it: distributions keep it in different places."""
     binary = hardware.binary(hardware.CONTROL_DAEMON) or USUAL_DAEMON
@@ -517,13 +525,24 @@ def _is_as_desired(file: File) -> bool:
         mode = file.path.stat().st_mode & 0o7777
     except (FileNotFoundError, NotADirectoryError):
         return False
-    return mode == file.mode and files.read_text(file.path) == file.content
+    return mode == file.mode and _text(file.path) == file.content
+
+
+def _text(path: Path) -> Optional[str]:
+    """The text of a file that is about to be written or removed, as far as a diff can show it.
+
+    :raises NotAFile: if it is none: what is not ours is not replaced.
+    """
+    try:
+        return files.read_text(path)
+    except TooLarge as error:
+        return f"(larger than {error.most_bytes} bytes)\n"
 
 
 def _same_file(one: Path, other: Path) -> bool:
     try:
-        return one.read_bytes() == other.read_bytes()
-    except FileNotFoundError:
+        return files.read_bytes(one, _MOST_PROGRAM_BYTES) == files.read_bytes(other, _MOST_PROGRAM_BYTES)
+    except TooLarge:
         return False
 
 
@@ -533,7 +552,7 @@ def _describe(world: World, plan: _Plan, gpus: Sequence[Gpu], answer: Answer) ->
         _describe_program(world, plan.program, answer)
     for file in plan.files:
         answer.actions.append(f"write {file.path}")
-        add_diff(answer, str(file.path), files.read_text(file.path), file.content)
+        add_diff(answer, str(file.path), _text(file.path), file.content)
     for path in plan.partial_files:
         describe_state(answer, f"remove {path}: a run was interrupted", str(path), "present", "absent")
     for name in plan.leftovers:
@@ -595,7 +614,11 @@ def _describe_program(world: World, program: Path, answer: Answer) -> None:
 
 
 def _digest(path: Path) -> str:
-    return f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}\n" if path.exists() else ""
+    try:
+        content = files.read_bytes(path, _MOST_PROGRAM_BYTES)
+    except TooLarge as error:
+        return f"larger than {error.most_bytes} bytes\n"
+    return "" if content is None else f"sha256 {hashlib.sha256(content).hexdigest()}\n"
 
 
 def describe_leftover(world: World, name: str, status: Status, answer: Answer) -> None:

@@ -15,7 +15,7 @@ from typing import Iterable, Optional, Sequence
 
 from mpsctl.adapters import files, hardware, pipe
 from mpsctl.converge import host_lock, reconcile
-from mpsctl.converge.reconcile import FINGERPRINT, UNIT, Answer
+from mpsctl.converge.reconcile import UNIT, Answer
 from mpsctl.lifecycle import compute_modes
 from mpsctl.model.errors import BadValue, MpsctlError, NotReady
 from mpsctl.model.gpu import EXCLUSIVE_PROCESS, Gpu
@@ -92,14 +92,14 @@ def _remove(world: World, check: bool) -> Answer:
 def _look(world: World) -> _Found:
     places = world.places
     every = configuration.names(world)
-    ours = [name for name in every if _is_ours(places.conf(name))]
+    ours = [name for name in every if reconcile.is_ours(places.conf(name))]
     statuses = {status.instance: status for status in proofs.status_of_all(world, ours)}
     for name in _enabled_without_a_file(places.units, every):
         statuses[name] = Status(name, unit={"name": f"mps-control@{name}.service", "active_state": "unknown"})
     units = [places.units / name for name in (UNIT, *_HELPERS)]
     found = _Found(
         statuses=statuses,
-        units=[path for path in units if _is_ours(path)],
+        units=[path for path in units if reconcile.is_ours(path)],
         modes=[],
         directories=[
             path for path in (places.state, places.cache, places.turn.parent) if _holds_something(world, path)
@@ -111,7 +111,7 @@ def _look(world: World) -> _Found:
         ]
         + [link for link in [_timer_link(places)] if link.is_symlink() and not link.exists()],
         program=places.program if places.program.exists() else None,
-        foreign=[path for path in units if path.exists() and not _is_ours(path)]
+        foreign=[path for path in units if path.exists() and not reconcile.is_ours(path)]
         + [places.conf(name) for name in every if name not in ours],
     )
     try:
@@ -135,10 +135,6 @@ def _holds_something(world: World, directory: Path) -> bool:
     return directory.is_dir() and (
         directory != world.places.turn.parent or any(path != world.places.turn for path in directory.iterdir())
     )
-
-
-def _is_ours(path: Path) -> bool:
-    return (files.read_text(path) or "").startswith(FINGERPRINT)
 
 
 def _enabled_without_a_file(units: Path, names: Iterable[str]) -> list[str]:

@@ -18,7 +18,7 @@ from mpsctl.adapters import control_daemon as control
 from mpsctl.adapters import pipe, procfs
 from mpsctl.adapters.control_daemon import Daemon
 from mpsctl.lifecycle import compute_modes
-from mpsctl.model import daemon_environment
+from mpsctl.model import daemon_environment, foreign
 from mpsctl.model.daemon_environment import DaemonEnvironment
 from mpsctl.model.errors import BadValue, NotInForce, NotReady
 from mpsctl.model.instance import Instance
@@ -245,10 +245,9 @@ def _set_and_read(
         return []
     for (one, _), words, lines in zip(due, said, after):
         if list(lines) != [one.reads]:
-            answer = " / ".join(words) or "nothing"
+            answer, reads = (foreign.shown(" / ".join(some)) or "nothing" for some in (words, lines))
             raise NotInForce(
-                f"{one.what}: desired {one.desired}, reads back {' / '.join(lines) or 'nothing'} after"
-                f" `{one.setter}` (it answered {answer})"
+                f"{one.what}: desired {one.desired}, reads back {reads} after `{one.setter}` (it answered {answer})"
             )
     where = f"server {server}" if server else "default"
     return [

@@ -15,6 +15,7 @@ from typing import Any, Mapping, Optional
 from mpsctl.adapters import control_daemon as control
 from mpsctl.adapters import pipe, procfs
 from mpsctl.lifecycle import terminate
+from mpsctl.model import foreign
 from mpsctl.model.daemon_environment import DEFAULT_PIPE_DIRECTORY
 from mpsctl.model.errors import BadValue
 from mpsctl.model.instance import RESTART, TERMINATE, Instance
@@ -62,7 +63,7 @@ class _Foreign:
         return (
             f"another control daemon (pid {self.pid}) serves GPU {', '.join(str(gpu['index']) for gpu in status.gpus)}"
             f" as well, and its clients have no limit of ours; end them, then `echo quit | {pipe.VARIABLE}="
-            f"{self.directory} nvidia-cuda-mps-control`"
+            f"{foreign.pasted(self.directory)} nvidia-cuda-mps-control`"
         )
 
 

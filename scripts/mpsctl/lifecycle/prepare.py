@@ -12,6 +12,7 @@ from typing import Optional
 
 from mpsctl.adapters import files, hardware, pipe
 from mpsctl.lifecycle import compute_modes
+from mpsctl.model import foreign
 from mpsctl.model.daemon_environment import DaemonEnvironment
 from mpsctl.model.errors import BadValue, MpsctlError, NotReady
 from mpsctl.model.gpu import PROHIBITED, Device
@@ -61,7 +62,7 @@ def prepare(world: World, name: str) -> DaemonEnvironment:
     for pid in pipe.daemons_on(public):
         raise NotReady(
             f"a control daemon (pid {pid}) that this unit did not start serves {public}; end its clients, then"
-            f" `echo quit | CUDA_MPS_PIPE_DIRECTORY={public} nvidia-cuda-mps-control`"
+            f" `echo quit | CUDA_MPS_PIPE_DIRECTORY={foreign.pasted(str(public))} nvidia-cuda-mps-control`"
         )
     flags = _flags(instance)
     gid = configuration.gid_of(instance)

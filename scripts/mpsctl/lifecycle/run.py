@@ -19,8 +19,8 @@ from typing import Any, Mapping, Optional, Sequence
 from mpsctl.adapters import files
 from mpsctl.adapters.nvml import Nvml
 from mpsctl.checks import became_client
-from mpsctl.model import run_environment
-from mpsctl.model.errors import BadValue, MpsctlError
+from mpsctl.model import foreign, run_environment
+from mpsctl.model.errors import BadValue, MpsctlError, Unreadable
 from mpsctl.model.gpu import Device
 from mpsctl.model.instance import Instance
 from mpsctl.model.run_environment import Lower, RunEnvironment
@@ -90,7 +90,7 @@ def run(world: World, request: Request, inherited: Mapping[str, str]) -> int:
     for warning in environment.warnings:
         _say(request, report, warning)
     if environment.dropped:
-        _say(request, report, f"not passed on: {', '.join(environment.dropped)}")
+        _say(request, report, f"not passed on: {foreign.shown(', '.join(environment.dropped))}")
     code = _in_foreground(world, request, instance, devices, environment, report)
     report.exit_code = code
     if request.require_mps and not report.became_client and code not in (_NOT_FOUND, _NOT_EXECUTABLE):
@@ -98,22 +98,22 @@ def run(world: World, request: Request, inherited: Mapping[str, str]) -> int:
     if request.report is not None:
         try:
             files.write(request.report.absolute(), json.dumps(report.as_json(), indent=1) + "\n", lasting=False)
-        except OSError as error:  # the command has run: its exit code is not lost for a report
-            print(f"mpsctl run: no report: {error}", file=sys.stderr)
+        except (OSError, MpsctlError) as error:  # the command has run: its exit code is not lost for a report
+            print(foreign.line(f"mpsctl run: no report: {error}"), file=sys.stderr)
     return report.exit_code
 
 
 def _say(request: Request, report: Report, text: str) -> None:
     report.lines.append(text)
     if not request.idle:
-        print(f"mpsctl run: {text}", file=sys.stderr, flush=True)
+        print(foreign.line(f"mpsctl run: {text}"), file=sys.stderr, flush=True)
 
 
 def _refuse_other_devices(world: World, instance: Instance, devices: Sequence[Device]) -> None:
     """While a restart is deferred, the daemon serves other GPUs than the file says: a client would see none."""
     try:
         text = files.read_text(world.places.runtime(instance.name) / "daemon.env") or ""
-    except PermissionError:
+    except Unreadable:
         return
     served = [line.partition("=")[2] for line in text.splitlines() if line.startswith("CUDA_VISIBLE_DEVICES=")]
     desired = ",".join(device.uuid for device in devices)

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Optional
 
-from mpsctl.adapters import pipe, procfs
+from mpsctl.adapters import files, pipe, procfs
 from mpsctl.adapters.control_daemon import Bounded, Daemon
 from mpsctl.adapters.nvml import Nvml
 from mpsctl.lifecycle import compute_modes, prepare
@@ -110,7 +110,7 @@ def _forget(world: World, instance: Instance) -> None:
     record.forget(world, instance.name)
     limit_bypasses.forget(world, instance.name)
     unresponsive.forget(world, instance.name)
-    prepare.environment_file(world, instance.name).unlink(missing_ok=True)
+    files.remove(prepare.environment_file(world, instance.name))
     pipe.remove_private(Path(instance.pipe_directory))
 
 

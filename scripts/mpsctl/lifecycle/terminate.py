@@ -16,7 +16,7 @@ from typing import Any, Optional, Sequence
 from mpsctl.adapters import control_daemon as control
 from mpsctl.adapters import procfs
 from mpsctl.adapters.control_daemon import Daemon, NotServed
-from mpsctl.model import daemon_environment
+from mpsctl.model import daemon_environment, foreign
 from mpsctl.model.errors import MpsctlError
 from mpsctl.model.instance import Instance
 from mpsctl.observe.facts import ClientFacts
@@ -122,7 +122,7 @@ def _take_off(daemon: Daemon, one: Ended, answers: bool, bound_s: float) -> bool
             one.left = True  # no client any more: its process is none of ours
             one.steps.append("it has left by itself")
         else:
-            one.problem = f"`{command}` answered {answer or 'nothing'}"
+            one.problem = f"`{command}` answered {foreign.shown(answer) or 'nothing'}"
     except NotServed as error:
         one.problem = str(error)
         return False

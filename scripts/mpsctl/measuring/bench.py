@@ -129,7 +129,7 @@ def _series_of_mps(one: _Bench) -> list[Series]:
     request, place = one.request, one.compared
     if place.device is None and request.memory:
         raise BadValue("--memory without NVML", "a GPU whose memory is known", "leave it out")
-    memory_mib = place.device.memory_mib if place.device else 0
+    memory_mib = place.device.memory_mib if place.device else None
     percentages: Sequence[Optional[float]] = request.threads or [None]
     limits_mib: Sequence[Optional[int]] = [limit.on(memory_mib) for limit in request.memory] or [None]
     found = [Series(True, percentage, limit_mib) for percentage in percentages for limit_mib in limits_mib]
@@ -151,7 +151,7 @@ def _processes(one: _Bench) -> list[int]:
     if device is None or nvml is None:
         return given or list(USUAL_PROCESSES)
     driver = nvml.driver_version()
-    card = fitting.card(device, driver)
+    card = fitting.kind_of(device, driver)
     costs = measured.costs_of(one.compared.world, card.name, driver, max(one.request.threads, default=None))
     own_mib = 0 if one.request.command else cuda_work.KINDS[one.request.work].memory_mib
     free_mib = nvml.load(device.uuid).free_mib

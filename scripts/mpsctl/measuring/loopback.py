@@ -155,6 +155,10 @@ def _prepare(one: _Loopback, stack: ExitStack) -> list[Series]:
     device = place.device
     assert device is not None
     report.gpu, report.driver, report.served_by = place.gpu, place.driver, place.served_by
+    if device.memory_mib is None:
+        raise BadValue(
+            f"{device}, whose memory NVML does not tell", "a GPU whose memory is known", "name another, or write --cpu"
+        )
     limit = place.instance.limit if place.instance is not None else None
     half_mib = (device.memory_mib if limit is None else limit.on(device.memory_mib)) // 2
     report.half_mib, one.fraction = half_mib, half_mib / device.memory_mib

@@ -104,8 +104,9 @@ def _bench(
             raise NotReady(f"the instance {instance.name} lets no clients in; see `mpsctl status {instance.name}`")
         uuids = tuple(one.uuid for one in configuration.resolve(instance, gpus))
         most_mib = device.memory_mib if instance.limit is None else instance.limit.on(device.memory_mib)
+        limit_mib = _PROBE_LIMIT_MIB if most_mib is None else min(_PROBE_LIMIT_MIB, most_mib)
         daemon = world.daemon_of(instance.name, public)
-        return _Bench(world, nvml, device, uuids, public, daemon, min(_PROBE_LIMIT_MIB, most_mib), end_s)
+        return _Bench(world, nvml, device, uuids, public, daemon, limit_mib, end_s)
     private, daemon = idle_gpu.lend(world, device, "measure", stack)
     # A client's own limit only lowers what the daemon has.
     daemon.ask([f"set_default_device_pinned_mem_limit 0 {_PROBE_LIMIT_MIB}M"])
@@ -132,7 +133,7 @@ def _measure_one(bench: _Bench, driver: str, percentage: float) -> Measurement:
         thread_percentage=percentage,
         context_mib=context_mib,
         server_mib=server_mib,
-        reserved_mib=max(0, bench.device.memory_mib - seen.total_mib),
+        reserved_mib=0 if bench.device.memory_mib is None else max(0, bench.device.memory_mib - seen.total_mib),
         multiprocessors=seen.multiprocessors,
         measured_on=f"this host, driver {driver}, {time.strftime('%Y-%m-%d')}",
     )

@@ -39,7 +39,7 @@ def limit_bypass(environment: Mapping[str, str], devices: Sequence[str]) -> Opti
         if not match:
             return Bypass(text, entry)
         device = match["device"]
-        known = int(device) < count if device.isdigit() else device in devices
+        known = int(device) < count if _is_ordinal(device) else device in devices
         if not known:
             return Bypass(text, entry, device)
     return None
@@ -54,13 +54,17 @@ def visible(environment: Mapping[str, str], devices: Sequence[str]) -> int:
     for part in chosen.split(","):
         word = part.strip()
         # CUDA stops at the first name that it does not know.
-        if (word.isdigit() and int(word) < len(devices)) or (
+        if (_is_ordinal(word) and int(word) < len(devices)) or (
             word and not word.isdigit() and any(device.startswith(word) for device in devices)
         ):
             count += 1
         else:
             break
     return count
+
+
+def _is_ordinal(text: str) -> bool:
+    return re.fullmatch("[0-9]{1,9}", text) is not None
 
 
 def render(limits_mib: Union[Mapping[int, int], Mapping[str, int], Mapping[Union[int, str], int]]) -> str:

@@ -43,6 +43,30 @@ class BadValue(MpsctlError):
         return BadValue(self.found, self.expected, self.remedy, key, variable)
 
 
+class Unreadable(BadValue):
+    """A file that is there and cannot be read for what it should be; ``path`` names it."""
+
+    def __init__(self, path: str, why: str, expected: str = "a file that can be read", remedy: str = "see why") -> None:
+        self.path = path
+        super().__init__(f"{path}, which {why}", expected, remedy)
+
+
+class NotAFile(Unreadable):
+    """Something else is where a file, or what is ``expected``, belongs; ``what`` is ``a folder``, ``a FIFO`` …"""
+
+    def __init__(self, path: str, what: str, expected: str = "a file") -> None:
+        self.what = what
+        super().__init__(path, f"is {what}", expected, "move it away")
+
+
+class TooLarge(Unreadable):
+    """A file is larger than the ``most_bytes`` that are read of its kind."""
+
+    def __init__(self, path: str, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        super().__init__(path, f"is larger than {most_bytes} bytes", "a smaller file", "move it away")
+
+
 class NotReady(MpsctlError):
     """Something outside that is not there (yet): the driver, a GPU, the control daemon."""
 
@@ -53,3 +77,12 @@ class NotInForce(MpsctlError):
     """What was asked of the control daemon, NVML or systemd does not read back as asked."""
 
     exit_code = 4
+
+
+class NoRight(Unreadable):
+    """A file may not be read by the user who asks."""
+
+    exit_code = NotReady.exit_code
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "this user may not read", "a user who may", "run it as root")

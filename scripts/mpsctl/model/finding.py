@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Iterable, Mapping
 
-from mpsctl.model import messages
+from mpsctl.model import foreign, messages
 
 OK, WARNING, CRITICAL, UNKNOWN = "ok", "warning", "critical", "unknown"
 """The levels, which are the words for a state in every verb; monitoring plugins have the same four."""
@@ -24,6 +24,8 @@ NOTHING, RELOAD, RESTART, START, ENABLE, UNDRAIN, PERSON = (
 _EXIT_CODES = {OK: 0, WARNING: 1, CRITICAL: 2, UNKNOWN: 3}
 _WORST_FIRST = (CRITICAL, WARNING, UNKNOWN, OK)
 
+_MOST_OF_LINE, _MOST_EVIDENCE = 1000, 100
+
 
 @dataclass(frozen=True)
 class Reason:
@@ -37,6 +39,7 @@ class Reason:
     remedy: str = ""
 
     def __post_init__(self) -> None:
+        _bound(self, "line", "remedy")
         if messages.AS_IDS:
             object.__setattr__(self, "line", messages.said(self.cause or "reason", self.line))
             object.__setattr__(self, "remedy", messages.said(self.cause or "reason", self.remedy))
@@ -66,6 +69,11 @@ class Check:
     facts: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        _bound(self, "found", "expected", "remedy")
+        lines = [foreign.shown(line, _MOST_OF_LINE) for line in self.evidence[:_MOST_EVIDENCE]]
+        left_out = len(self.evidence) - len(lines)
+        object.__setattr__(self, "evidence", (*lines, *([f"and {left_out} more"] if left_out else [])))
+        object.__setattr__(self, "reasons", self.reasons[:_MOST_EVIDENCE])
         if messages.AS_IDS:
             for sentence in ("found", "expected", "remedy"):
                 object.__setattr__(self, sentence, messages.said(self.name, getattr(self, sentence)))
@@ -74,6 +82,12 @@ class Check:
     @property
     def amiss(self) -> bool:
         return self.level in (CRITICAL, WARNING)
+
+
+def _bound(of: object, *names: str) -> None:
+    """Whatever a judgement quotes: a field is one line that prints, and no longer than a person reads."""
+    for name in names:
+        object.__setattr__(of, name, foreign.shown(getattr(of, name), _MOST_OF_LINE))
 
 
 def worst(levels: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Mapping, Optional, Sequence
 
+from mpsctl.model import foreign
 from mpsctl.model.costs import Costs, driver_branch
 from mpsctl.model.errors import BadValue
 from mpsctl.model.quantity import Quantity
@@ -298,7 +299,7 @@ def _judge_count(card: Card, clients: int, remedy: str, verdict: Verdict) -> Non
 def _judge_connections(card: Card, text: Optional[str], verdict: Verdict) -> None:
     if lowers_cap(text):
         verdict.warnings.append(
-            f"{MAX_CONNECTIONS}={text}: above {DEFAULT_MAX_CONNECTIONS} it lowers the cap of {cap_of(card)} clients;"
+            f"{MAX_CONNECTIONS}={foreign.shown(text or '')}: above {DEFAULT_MAX_CONNECTIONS} it lowers the cap of {cap_of(card)} clients;"
             " by how much is not documented"
         )
 
@@ -307,7 +308,7 @@ def lowers_cap(text: Optional[str]) -> bool:
     """Whether this value of MAX_CONNECTIONS lowers the number of possible clients (NVIDIA's documentation)."""
     if text is None:
         return False
-    return not text.isascii() or not text.isdigit() or int(text) > DEFAULT_MAX_CONNECTIONS
+    return not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) > DEFAULT_MAX_CONNECTIONS
 
 
 def refuse_anywhere(limit: Optional[Quantity], clients: Optional[int]) -> None:

@@ -10,6 +10,9 @@ from mpsctl.model.errors import BadValue
 
 EXCLUSIVE_PROCESS, DEFAULT, PROHIBITED = "exclusive_process", "default", "prohibited"
 
+NOT_TOLD = "not told"
+"""The name or address of a GPU of which NVML does not tell it."""
+
 _HEX = "[0-9a-f]"
 _UUID_PART = f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}"
 _INDEX = re.compile(r"0|[1-9][0-9]{0,3}")
@@ -20,26 +23,26 @@ _EXPECTED = "an index (0), a full UUID (GPU-… or MIG-…) or a PCI address (00
 
 @dataclass(frozen=True)
 class MigDevice:
-    """A MIG device; ``memory_mib`` is its own memory in MiB."""
+    """A MIG device; ``memory_mib`` is its own memory in MiB, None where NVML does not tell it."""
 
     uuid: str
     name: str
-    memory_mib: int
+    memory_mib: Optional[int]
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as NVML shows it.
+    """A GPU as NVML shows it. What NVML does not tell is None; ``name`` and ``pci_address`` say ``not told`` then.
 
-    ``memory_mib`` is its memory in MiB, ``compute_mode`` one of default, exclusive_process, prohibited or
-    None where NVML does not tell, ``mig_enabled`` and ``persistence`` are None where not supported.
+    ``memory_mib`` is its memory in MiB: GB10 (DGX Spark), whose memory is the host's, has none to tell (field reports).
+    ``compute_mode`` is one of default, exclusive_process and prohibited.
     """
 
     index: int
     uuid: str
     pci_address: str
     name: str
-    memory_mib: int
+    memory_mib: Optional[int]
     compute_mode: Optional[str] = None
     persistence: Optional[bool] = None
     mig_enabled: Optional[bool] = None
@@ -79,7 +82,7 @@ class Device:
         return self.mig.uuid if self.mig else self.gpu.uuid
 
     @property
-    def memory_mib(self) -> int:
+    def memory_mib(self) -> Optional[int]:
         return self.mig.memory_mib if self.mig else self.gpu.memory_mib
 
     def __str__(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Mapping
 
+from mpsctl.model import foreign
 from mpsctl.model.finding import Reason
 
 PREFIX = "CUDA_MPS_"
@@ -24,19 +25,26 @@ KNOWN = (
 )
 """Of NVIDIA's documentation, up to MPS v3 (driver r615)."""
 
+_MOST_ODD = 8
+
 
 def oddities(environment: Mapping[str, str]) -> list[Reason]:
     """What is odd about the MPS variables of an environment."""
-    found = []
+    found: list[Reason] = []
     for name, value in sorted(environment.items()):
         if not name.startswith(PREFIX):
             continue
+        if len(found) >= _MOST_ODD:
+            found.append(Reason("misspelt-variable", "and more variables of this kind", "see the whole environment"))
+            break
         if name not in KNOWN:
             import difflib
 
-            near = difflib.get_close_matches(name, KNOWN, 1, 0.0)[0]
-            line = f"{name}={value} is no variable of MPS; {near} is the nearest one"
+            near = difflib.get_close_matches(name[:100], KNOWN, 1, 0.0)[0]
+            line = f"{foreign.shown(name)}={foreign.shown(value)} is no variable of MPS; {near} is the nearest one"
             found.append(Reason("misspelt-variable", line, f"did you mean {near}?"))
         if "'" in value or '"' in value:
-            found.append(Reason("quotes-in-value", f"{name}={value} has quotes inside the value"))
+            found.append(
+                Reason("quotes-in-value", f"{foreign.shown(name)}={foreign.shown(value)} has quotes inside the value")
+            )
     return found

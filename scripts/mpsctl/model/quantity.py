@@ -29,11 +29,20 @@ class Quantity:
     mib: Optional[int] = None
     thousandths_percent: Optional[int] = None
 
-    def on(self, memory_mib: int) -> int:
-        """The quantity in whole MiB on a GPU of ``memory_mib`` MiB, rounded down; at least 1."""
+    def on(self, memory_mib: Optional[int]) -> int:
+        """The quantity in whole MiB on a GPU of ``memory_mib`` MiB, rounded down; at least 1.
+
+        :raises BadValue: for a percentage of a memory that is not known.
+        """
         if self.mib is not None:
             return self.mib
         assert self.thousandths_percent is not None
+        if memory_mib is None:
+            raise BadValue(
+                f"{self} of a GPU whose memory NVML does not tell",
+                "<integer>M or <integer>G there",
+                "write what one client may take, for example 4G",
+            )
         return max(1, memory_mib * self.thousandths_percent // 100_000)
 
     def __str__(self) -> str:

@@ -78,7 +78,7 @@ def _limits_mib(instance: Instance, devices: Sequence[Device], memory: Quantity)
     for ordinal, device in enumerate(devices):
         most_mib = device.memory_mib if instance.limit is None else instance.limit.on(device.memory_mib)
         mib = memory.on(device.memory_mib)
-        if mib > most_mib:
+        if most_mib is not None and mib > most_mib:
             raise _above("--memory", f"{memory} ({mib} MiB)", f"{most_mib} MiB on {device}", instance)
         limits[ordinal] = mib
     return limits

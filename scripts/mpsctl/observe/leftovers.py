@@ -158,6 +158,6 @@ def _why(world: World, pid: int) -> Optional[str]:
     if session is not None and world.systemd.session_state(session) in (None, "closing"):
         return f"of login session {session}, which has ended, and its parent with it"
     job = (procfs.environment(pid) or {}).get("SLURM_JOB_ID")
-    if job and not any(procfs.command(one).startswith(f"{_STEP_DAEMON}: [{job}.") for one in procfs.pids()):
+    if job and not any(procfs.title(one).startswith(f"{_STEP_DAEMON}: [{job}.") for one in procfs.pids()):
         return f"of batch job {job}, which has no {_STEP_DAEMON} any more, and its parent is gone"
     return None

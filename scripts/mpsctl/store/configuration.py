@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from typing import Optional, Sequence
 
 from mpsctl.adapters import files, procfs
 from mpsctl.model import gpu as gpu_names
-from mpsctl.model.errors import BadValue
+from mpsctl.model.errors import BadValue, NoRight
 from mpsctl.model.gpu import Device, Gpu
 from mpsctl.model.instance import VARIABLES, Instance, check_name, parse_conf
 from mpsctl.store.world import World
+
+_SUFFIX = ".conf"
 
 
 def load(world: World, name: str) -> Instance:
     """The desired state of one instance.
 
-    :raises BadValue: if it has no file, or the file is refused; the text names the file.
+    :raises BadValue: if it has no file, what is there is no file, or the file is refused; the text names the file.
     """
     check_name(name)
     path = world.places.conf(name)
     text = files.read_text(path)
+    if text is None and path.is_symlink():
+        raise BadValue(f"{path}, a link to no file", "the instance's file", "remove the link, or converge the host")
     if text is None:
         known = ", ".join(names(world)) or "none"
         raise BadValue(f"no {path}", f"an instance of this host: {known}", "name one of those, or converge the host")
@@ -30,10 +35,18 @@ def load(world: World, name: str) -> Instance:
 
 
 def names(world: World) -> list[str]:
-    """The instances that have a file, in their natural order: 2 before 10."""
+    """The instances that have a file, in their natural order: 2 before 10. Whether it is one is for ``load`` to say.
+
+    :raises NoRight: if this user may not look.
+    """
     directory = world.places.configuration
-    found = [path.stem for path in directory.glob("*.conf")] if directory.is_dir() else []
-    return sorted(found, key=natural)
+    try:
+        found = os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except PermissionError:
+        raise NoRight(str(directory)) from None
+    return sorted((name[: -len(_SUFFIX)] for name in found if name.endswith(_SUFFIX) and name != _SUFFIX), key=natural)
 
 
 def natural(name: str) -> tuple[int, int, str]:
@@ -92,7 +105,13 @@ def _check_fits(instance: Instance, device: Device) -> None:
         raise _refused(
             "MultiUser", f"yes on {device}, older than Volta", "no on GPUs before Volta", "set it to no there"
         )
-    if instance.limit is not None and instance.limit.on(device.memory_mib) > device.memory_mib:
+    if instance.limit is None:
+        return
+    try:
+        limit_mib = instance.limit.on(device.memory_mib)
+    except BadValue as error:
+        raise error.named("DeviceMemoryLimit", VARIABLES["DeviceMemoryLimit"]) from None
+    if device.memory_mib is not None and limit_mib > device.memory_mib:
         raise _refused(
             "DeviceMemoryLimit",
             f"{instance.limit} per client",

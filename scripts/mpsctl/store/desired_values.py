@@ -27,7 +27,11 @@ class Desired:
     client_priority: Optional[int]
 
     @classmethod
-    def of(cls, instance: Instance, memory_mib: Sequence[int]) -> Desired:
+    def of(cls, instance: Instance, memory_mib: Sequence[Optional[int]]) -> Desired:
+        """``memory_mib`` is that of each device, None where NVML does not tell it.
+
+        :raises BadValue: for a limit in percent of a memory that is not told.
+        """
         limits = tuple(None if instance.limit is None else instance.limit.on(mib) for mib in memory_mib)
         return cls(limits, instance.thread_percentage, instance.client_priority)
 
@@ -35,12 +39,12 @@ class Desired:
         return InForce(pid, started_at, since_s, self.limits_mib, self.thread_percentage, self.client_priority)
 
 
-def memory_of(devices: Sequence[str], gpus: Sequence[Gpu]) -> list[int]:
-    """The memory in MiB of each device by UUID.
+def memory_of(devices: Sequence[str], gpus: Sequence[Gpu]) -> list[Optional[int]]:
+    """The memory in MiB of each device by UUID, None where NVML does not tell it.
 
     :raises NotReady: if one of them is gone.
     """
-    known: Mapping[str, int] = {
+    known: Mapping[str, Optional[int]] = {
         **{gpu.uuid: gpu.memory_mib for gpu in gpus},
         **{mig.uuid: mig.memory_mib for gpu in gpus for mig in gpu.mig_devices},
     }

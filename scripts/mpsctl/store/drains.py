@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Optional
 
 from mpsctl.adapters import files, procfs
+from mpsctl.model.errors import NotAFile, Unreadable
+from mpsctl.store import remembered
 from mpsctl.store.world import World
 
 
@@ -40,13 +42,13 @@ def _path(world: World, name: str) -> Path:
 
 
 def read(world: World, name: str) -> Optional[Drain]:
-    """The mark that is in force, or None. One that cannot be read keeps the front door closed all the same."""
-    text = files.read_text(_path(world, name))
-    if text is None:
-        return None
+    """The mark that is in force, or None. Whatever has its name keeps the front door closed, a folder as well."""
     try:
-        found = Drain(**json.loads(text))
-    except (ValueError, TypeError):
+        text = files.read_text(_path(world, name))
+        if text is None:
+            return None
+        found = Drain(**remembered.parsed(text))
+    except (Unreadable, ValueError, TypeError):
         return Drain("an unknown time")
     if found.run_pid is not None and procfs.started_at(found.run_pid) != found.run_started_at:
         return None
@@ -65,12 +67,15 @@ def mark(world: World, name: str, of_this_run: bool = False) -> Drain:
 
 
 def forget(world: World, name: str) -> bool:
-    """Take the mark away; whether there was one."""
-    try:
-        _path(world, name).unlink()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
+    """Take the mark away; whether there was one.
+
+    :raises NotAFile: if it is a folder, which is none of ours.
+    """
+    path = _path(world, name)
+    gone = files.remove(path)
+    if not gone and path.is_dir():
+        raise NotAFile(str(path), "a folder")
+    return gone
 
 
 def forget_of_this_run(world: World, name: str) -> None:

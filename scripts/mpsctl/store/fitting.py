@@ -30,6 +30,11 @@ def card(device: Device, driver: Optional[str]) -> Card:
     return _card(device, driver, memory)
 
 
+def kind_of(device: Device, driver: Optional[str]) -> Card:
+    """The device by its name and its cap on clients alone, for which its memory need not be known: it is 0 here."""
+    return _card(device, driver, 0)
+
+
 def _card(device: Device, driver: Optional[str], memory: int) -> Card:
     # A MIG device is another machine than its whole GPU: no figure of that holds there.
     return Card(
@@ -94,7 +99,7 @@ def _without_memory(
     percentage: Optional[float],
 ) -> Verdict:
     demand = Demand(clients, None if limit is None else limit.mib, percentage)
-    verdict = fit.judge_without_memory(_card(device, driver, 0), demand)
+    verdict = fit.judge_without_memory(kind_of(device, driver), demand)
     if limit is not None and limit.mib is None:
         found = f"a limit of {limit} on {device}, whose memory NVML does not tell"
         verdict.refuse(fit.LIMIT, found, "a limit in MiB or GiB there", "write for example 4G")

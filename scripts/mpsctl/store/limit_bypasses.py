@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Iterable, Optional
 
 from mpsctl.adapters import files
+from mpsctl.store import remembered
 from mpsctl.store.world import World
 
 
@@ -31,9 +32,9 @@ def _path(world: World, name: str) -> Path:
 def read(world: World, name: str) -> dict[int, LimitBypass]:
     """What is remembered of an instance, by pid."""
     try:
-        rows = json.loads(files.read_text(_path(world, name)) or "[]")
+        rows = remembered.load(_path(world, name)) or []
         return {limit_bypass.pid: limit_bypass for limit_bypass in (LimitBypass(**row) for row in rows)}
-    except (ValueError, TypeError):
+    except TypeError:
         return {}
 
 
@@ -50,4 +51,4 @@ def remember(world: World, name: str, limit_bypasses: Iterable[LimitBypass]) -> 
 
 
 def forget(world: World, name: str) -> None:
-    _path(world, name).unlink(missing_ok=True)
+    files.remove(_path(world, name))

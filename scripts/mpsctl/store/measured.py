@@ -9,7 +9,9 @@ from typing import Any, Iterable, Optional
 from mpsctl.adapters import files
 from mpsctl.model import costs
 from mpsctl.model.costs import Costs, Measurement
+from mpsctl.model.errors import NoRight
 from mpsctl.model.shipped_costs import SHIPPED
+from mpsctl.store import remembered
 from mpsctl.store.world import World
 
 _FORMAT = 1
@@ -18,8 +20,8 @@ _FORMAT = 1
 def read(world: World) -> list[Measurement]:
     """This host's own figures. A file that cannot be read for what it is counts as none."""
     try:
-        found = json.loads(files.read_text(world.places.measured) or "{}")
-    except (OSError, ValueError):
+        found = remembered.load(world.places.measured)
+    except NoRight:
         return []
     rows = found.get("measured") if isinstance(found, dict) and found.get("format") == _FORMAT else None
     return [one for one in map(_measurement, rows if isinstance(rows, list) else ()) if one is not None]

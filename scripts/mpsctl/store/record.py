@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from mpsctl.adapters import files, procfs
+from mpsctl.store import remembered
 from mpsctl.store.world import World
 
 
@@ -40,7 +41,7 @@ def _path(world: World, name: str) -> Path:
 
 def read(world: World, name: str, pid: Optional[int] = None) -> Optional[InForce]:
     """The record, or None if there is none, or it speaks of another process than ``pid``."""
-    found = _json(files.read_text(_path(world, name)))
+    found = _fields(_path(world, name))
     try:
         record = InForce(**{**found, "limits_mib": tuple(found["limits_mib"])})
     except (TypeError, KeyError):
@@ -55,7 +56,7 @@ def write(world: World, name: str, record: InForce) -> None:
 
 
 def forget(world: World, name: str) -> None:
-    _path(world, name).unlink(missing_ok=True)
+    files.remove(_path(world, name))
 
 
 def _starts(world: World, name: str) -> Path:
@@ -64,7 +65,7 @@ def _starts(world: World, name: str) -> Path:
 
 def short_lives(world: World, name: str) -> Optional[int]:
     """How many starts in a row did not last, or None if there was none since boot or the last real stop."""
-    found = _json(files.read_text(_starts(world, name)))
+    found = _fields(_starts(world, name))
     count = found.get("short_lives")
     return count if isinstance(count, int) else None
 
@@ -74,12 +75,9 @@ def write_short_lives(world: World, name: str, count: int) -> None:
 
 
 def forget_starts(world: World, name: str) -> None:
-    _starts(world, name).unlink(missing_ok=True)
+    files.remove(_starts(world, name))
 
 
-def _json(text: Optional[str]) -> dict[str, Any]:
-    try:
-        found = json.loads(text) if text else {}
-    except ValueError:
-        found = {}
+def _fields(path: Path) -> dict[str, Any]:
+    found = remembered.load(path)
     return found if isinstance(found, dict) else {}

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Iterable, Optional, Sequence
 
 from mpsctl.adapters import files
-from mpsctl.model.errors import BadValue
-from mpsctl.model.gpu import EXCLUSIVE_PROCESS, PROHIBITED, Gpu
+from mpsctl.model.errors import BadValue, NoRight, Unreadable
+from mpsctl.model.gpu import DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED, Gpu
 from mpsctl.store import configuration
 from mpsctl.store.world import World
 
@@ -17,9 +17,17 @@ def directory(world: World) -> Path:
 
 
 def read(world: World, gpu: Gpu) -> Optional[str]:
-    """The compute mode of a GPU as it was before this program first changed it, or None if it never did."""
-    text = files.read_text(directory(world) / gpu.uuid)
-    return text.strip() if text else None
+    """The compute mode of a GPU as it was before this program first changed it, or None if it never did.
+
+    What is damaged, or no file, counts as none.
+    """
+    try:
+        mode = (files.read_text(directory(world) / gpu.uuid) or "").strip()
+    except NoRight:
+        raise
+    except Unreadable:
+        return None
+    return mode if mode in (DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED) else None
 
 
 def record(world: World, gpu: Gpu) -> None:
@@ -38,7 +46,7 @@ def to_bring_back(world: World, gpu: Gpu) -> Optional[str]:
 
 def forget(world: World, gpu: Gpu) -> None:
     """For a GPU that is ours no longer: whoever sets its mode from now on is left alone."""
-    (directory(world) / gpu.uuid).unlink(missing_ok=True)
+    files.remove(directory(world) / gpu.uuid)
 
 
 def had_by(world: World, names: Iterable[str], gpus: Sequence[Gpu]) -> set[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Optional
 
 from mpsctl.adapters import files
+from mpsctl.store import remembered as remembered_file
 from mpsctl.store.world import World
 
 
@@ -16,11 +17,7 @@ def _path(world: World, name: str) -> Path:
 
 def remembered(world: World, name: str, pid: int, started_at: Optional[int]) -> bool:
     """Whether this very process (``started_at`` in clock ticks since boot) was silent at the last look."""
-    try:
-        found = json.loads(files.read_text(_path(world, name)) or "null")
-    except ValueError:
-        return False
-    return bool(found == {"pid": pid, "started_at": started_at})
+    return bool(remembered_file.load(_path(world, name)) == {"pid": pid, "started_at": started_at})
 
 
 def remember(world: World, name: str, pid: int, started_at: Optional[int]) -> None:
@@ -29,4 +26,4 @@ def remember(world: World, name: str, pid: int, started_at: Optional[int]) -> No
 
 
 def forget(world: World, name: str) -> None:
-    _path(world, name).unlink(missing_ok=True)
+    files.remove(_path(world, name))

@@ -12,6 +12,7 @@ from mpsctl.adapters import nvml
 from mpsctl.adapters.control_daemon import Bounded, Daemon, FrontEnd
 from mpsctl.adapters.nvml import Nvml
 from mpsctl.adapters.systemd import Systemctl, Systemd
+from mpsctl.model import foreign
 from mpsctl.model.places import Places
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class World:
     now_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     wall_s: Callable[[], float] = time.time
     sleep_s: Callable[[float], None] = time.sleep
-    say: Callable[[str], None] = lambda text: print(text, flush=True)
+    say: Callable[[str], None] = lambda text: print(foreign.line(text), flush=True)
 
     def daemon_of(self, instance: str, pipe_directory: Path) -> Daemon:
         """The control daemon of an instance, reached in turn with our other calls."""

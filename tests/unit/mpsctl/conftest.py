@@ -6,8 +6,9 @@ import os
 import re
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
-from typing import Generator, Iterator
+from typing import Any, Generator, Iterator
 
 import pytest
 
@@ -15,7 +16,9 @@ from fakes import Host, h200
 from judging import UNIT, serve
 from mpsctl.adapters import hardware, procfs
 from mpsctl.model import messages
-
+from mpsctl.store import world as worlds
+from mpsctl.store.world import World
+from shell import Shell
 
 _REPLACED = re.compile(r"<[A-Za-z][A-Za-z_.-]*>")
 
@@ -32,10 +35,10 @@ def pytest_runtest_makereport(
     if messages.AS_IDS and call.excinfo is not None and report.failed:
         inside = Path(str(call.excinfo.traceback[-1].path))
         compared = call.excinfo.errisinstance((AssertionError, pytest.fail.Exception))
-        if compared and "tests" in inside.parts + ("_pytest" in str(inside)) * ("tests",):
-            if _REPLACED.search(str(call.excinfo.value)):
-                report.outcome = "skipped"
-                report.longrepr = (str(inside), 0, "of wording")
+        of_a_test = "tests" in inside.parts or "_pytest" in str(inside)
+        if compared and of_a_test and _REPLACED.search(str(call.excinfo.value)):
+            report.outcome = "skipped"
+            report.longrepr = (str(inside), 0, "of wording")
     return report
 
 
@@ -59,7 +62,7 @@ def host(root: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr(procfs, "state", lambda pid: table[pid].state if pid in table else "")
     monkeypatch.setattr(procfs, "started_at", lambda pid: table[pid].started_at if pid in table else None)
     monkeypatch.setattr(procfs, "name", lambda pid: table[pid].name if pid in table else "")
-    monkeypatch.setattr(procfs, "command", lambda pid: table[pid].command if pid in table else "")
+    monkeypatch.setattr(procfs, "title", lambda pid: table[pid].command if pid in table else "")
     monkeypatch.setattr(procfs, "executable", lambda pid: None)
     monkeypatch.setattr(procfs, "uid", lambda pid: table[pid].uid if pid in table else None)
     monkeypatch.setattr(procfs, "environment", lambda pid: table[pid].environment if pid in table else None)
@@ -86,3 +89,14 @@ def live(host: Host) -> Host:
     host.systemd.unit(UNIT).enabled = True
     serve(host, host.start())
     return host
+
+
+@pytest.fixture
+def mpsctl(host: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    def world(**rooms: Any) -> World:
+        return replace(host.world, **rooms)
+
+    monkeypatch.setattr(worlds, "World", world)
+    monkeypatch.setattr(hardware, "simulated", lambda: False)
+    monkeypatch.delenv("MPSCTL_TRACE", raising=False)
+    return Shell(capsys, monkeypatch)

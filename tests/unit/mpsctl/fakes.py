@@ -163,7 +163,8 @@ class FakeNvml:
         used_mib = RESERVED_MIB + sum(mib or 0 for mib in listed.values())
         sizes_mib = {one.uuid: one.memory_mib for gpu in self.all for one in gpu.mig_devices}
         sizes_mib.update((gpu.uuid, gpu.memory_mib) for gpu in self.all)
-        return Load(used_mib, max(0, sizes_mib[uuid] - used_mib), 0)
+        size_mib = sizes_mib[uuid]
+        return Load(utilisation_percent=0) if size_mib is None else Load(used_mib, max(0, size_mib - used_mib), 0)
 
     def reboot(self) -> None:
         """The driver forgets compute modes."""

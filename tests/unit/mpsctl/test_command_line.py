@@ -10,9 +10,8 @@ import os
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Optional, Sequence
+from typing import Optional, Sequence
 
 import pytest
 
@@ -21,47 +20,9 @@ from mpsctl.adapters import hardware
 from mpsctl.cli import main as command_line
 from mpsctl.cli import options
 from mpsctl.lifecycle import apply
-from mpsctl.store import world as worlds
-from mpsctl.store.world import World
+from shell import Shell
 
 VERBS = list(options.VERBS)
-
-
-class Shell:
-    """Calls the program as a shell does."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> None:
-        self._capsys, self._patch = capsys, patch
-        self.out = self.err = ""
-
-    def __call__(self, *words: str, stdin: str = "", main_pid: Optional[int] = None) -> int:
-        self._patch.setattr(sys, "stdin", io.StringIO(stdin))
-        if main_pid:
-            self._patch.setenv("MAINPID", str(main_pid))
-        else:
-            self._patch.delenv("MAINPID", raising=False)
-        self._capsys.readouterr()
-        try:
-            code = command_line.main(words)
-        except SystemExit as end:
-            code = int(end.code or 0)
-        self.out, self.err = self._capsys.readouterr()
-        return code
-
-    def json(self, *words: str, stdin: str = "", main_pid: Optional[int] = None) -> Any:
-        self(*words, "--json", stdin=stdin, main_pid=main_pid)
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def mpsctl(host: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
-    def world(**rooms: Any) -> World:
-        return replace(host.world, **rooms)
-
-    monkeypatch.setattr(worlds, "World", world)
-    monkeypatch.setattr(hardware, "simulated", lambda: False)
-    monkeypatch.delenv("MPSCTL_TRACE", raising=False)
-    return Shell(capsys, monkeypatch)
 
 
 @pytest.fixture

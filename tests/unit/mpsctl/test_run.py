@@ -29,7 +29,7 @@ from mpsctl.model.quantity import parse
 from mpsctl.model.run_environment import Lower
 from mpsctl.observe import reachability
 
-_REAL = {name: getattr(procfs, name) for name in ("alive", "started_at", "name", "command", "environment", "pids")}
+_REAL = {name: getattr(procfs, name) for name in ("alive", "started_at", "name", "title", "environment", "pids")}
 INSTANCE = Instance("0", ("0", "1"), "/run/nvidia-mps/0", limit=parse("4G"), thread_percentage=50.0)
 DEVICES = (Device(h200(0)), Device(h200(1)))
 UUIDS = tuple(device.uuid for device in DEVICES)
@@ -97,6 +97,7 @@ def test_no_environment_ever_lifts_a_limit_or_leads_past_mps(
         found = run_environment.build(inherited, instance, served, lower)
     except BadValue:
         most_mib = served[0].memory_mib if instance.limit is None else instance.limit.on(served[0].memory_mib)
+        assert most_mib is not None
         assert (
             (lower.memory is not None and lower.memory.on(served[0].memory_mib) > most_mib)
             or (threads is not None and threads > (percentage or 100))
