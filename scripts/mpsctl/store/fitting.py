@@ -7,7 +7,8 @@ from typing import Optional, Sequence
 from mpsctl.model import fit
 from mpsctl.model.fit import Card, Demand, Verdict
 from mpsctl.model.gpu import Device
-from mpsctl.model.instance import VARIABLES, Instance
+from mpsctl.model.instance import Instance
+from mpsctl.model.settings import VARIABLES
 from mpsctl.store import measured
 from mpsctl.store.world import World
 

@@ -14,7 +14,6 @@ from typing import Any, Optional
 from mpsctl.adapters import files, procfs
 from mpsctl.store.world import World
 
-
 STABLE_AFTER_S = 60
 """A daemon that was in force this long before it ended did not crash in a loop."""
 
