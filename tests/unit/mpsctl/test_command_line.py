@@ -18,11 +18,9 @@ import pytest
 
 from fakes import Host, h200, split_by_mig, uuid
 from mpsctl.adapters import hardware
-from mpsctl.checks import probe_client
 from mpsctl.cli import main as command_line
 from mpsctl.cli import options
 from mpsctl.lifecycle import apply
-from mpsctl.model.finding import PASS, Check
 from mpsctl.store import world as worlds
 from mpsctl.store.world import World
 
@@ -72,36 +70,6 @@ def running(host: Host) -> Host:
     host.systemd.unit("mps-control@0.service").enabled = True
     host.start()
     return host
-
-
-# -- names of the release before
-
-
-@pytest.mark.parametrize("words", [["--probe-client"], ["--witness"], ["--witness", "--probe-client"]])
-def test_verify_takes_the_former_name_of_its_option_with_a_warning(
-    mpsctl: Shell, running: Host, monkeypatch: pytest.MonkeyPatch, words: list[str]
-) -> None:
-    def look(*_: Any) -> list[Check]:
-        return [Check("probe-client-under-mps", PASS, "it was started")]
-
-    monkeypatch.setattr(probe_client, "look", look)
-    mpsctl("verify", "0", "--all", *words)
-    assert "it was started" in mpsctl.out
-    warning = "found --witness, a former name that the next release no longer takes; write --probe-client"
-    assert mpsctl.err == (f"mpsctl verify: {warning}\n" if "--witness" in words else "")
-
-
-def test_a_former_option_stands_in_no_help(mpsctl: Shell) -> None:
-    assert mpsctl("verify", "--help") == 0
-    assert "--probe-client" in mpsctl.out
-    assert "witness" not in mpsctl.out
-
-
-def test_verify_without_a_probe_client_starts_none(mpsctl: Shell, running: Host) -> None:
-    mpsctl("verify", "0")
-    assert "probe-client" not in mpsctl.out
-    assert mpsctl("verify", "--allocate") == 2
-    assert "add --probe-client" in mpsctl.err
 
 
 # -- help

@@ -182,6 +182,6 @@ def test_a_former_key_is_refused_outside_its_section_and_for_its_value() -> None
 
 def test_a_renamed_setting_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second rename needs nothing but a row: the reader asks the table alone."""
-    monkeypatch.setitem(settings.BY_FORMER_KEY, "MaxMemory", BY_VARIABLE["mps_device_memory_limit"])  # type: ignore[arg-type]
+    monkeypatch.setitem(settings.BY_FORMER_KEY, "MaxMemory", BY_VARIABLE["mps_device_memory_limit"])
     text = OF_0_1_0.replace("DeviceMemoryLimit=4G", "MaxMemory=2G")
     assert str(parse_conf(text, "0").limit) == "2G"

@@ -37,8 +37,8 @@ def told(run: Run, line: str) -> int:
 def test_a_former_name_is_taken_and_a_warning_says_what_to_write(
     fleet: Fleet, former: str, setting: str, value: object, line: str
 ) -> None:
-    fleet.add("a", **{former: value})
-    fleet.add("b", **{setting: value})
+    fleet.add("a", None, **{former: value})
+    fleet.add("b", None, **{setting: value})
     run = fleet.play()
     assert run.exit_code == 0, run.output
     warning = f"{former}: found a former name, which the next release no longer takes; write {setting}"
@@ -54,7 +54,7 @@ def test_a_former_name_is_taken_and_a_warning_says_what_to_write(
 def test_two_values_under_two_names_are_refused_before_any_host_is_asked(fleet: Fleet, value: str) -> None:
     """Also where the present name has the default's value: it was set all the same."""
     other = {"terminate": "report", "report": "terminate"}[value]
-    fleet.add("a", **{OLD: other, NEW: value})
+    fleet.add("a", None, **{OLD: other, NEW: value})
     run = fleet.play()
     assert run.message() == (
         f"a: {NEW}: found {value!r}, and {other!r} by its former name, expected one value; remove {OLD}"
@@ -88,14 +88,14 @@ def test_a_former_name_that_only_a_play_gives_is_seen_by_the_look(fleet: Fleet) 
 
 def test_a_play_that_sets_the_default_by_the_present_name_is_not_overruled(fleet: Fleet) -> None:
     """The role's default has the same value, and is nothing that somebody set."""
-    fleet.add("a", **{OLD: "terminate"})
+    fleet.add("a", None, **{OLD: "terminate"})
     run = fleet.play(playbook=own_play(fleet, f"{{{NEW}: report}}"))
     assert run.message().startswith(f"a: {NEW}: found 'report', and 'terminate' by its former name")
     assert not fleet.calls("a")
 
 
 def test_a_bad_value_by_a_former_name_is_refused_and_the_name_told(fleet: Fleet) -> None:
-    fleet.add("a", **{OLD: "kill"})
+    fleet.add("a", None, **{OLD: "kill"})
     run = fleet.play(fake=False)
     assert run.message() == f"a: {NEW}: found 'kill', expected report or terminate; write report"
     assert told(run, f"a: {WARNING}") == 1
