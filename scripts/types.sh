@@ -8,10 +8,10 @@ check scripts -p mpsctl
 check scripts scripts/*.py
 check lab -p mpslab
 check lab:scripts inventories/lab/hosts.py
-check scripts:roles/mps/plugin_utils roles/mps/plugin_utils/mps_role roles/mps/action_plugins/*.py
-check scripts roles/mps/library/*.py
+check scripts:plugins/plugin_utils plugins/plugin_utils/mps_role plugins/action/*.py
+check scripts plugins/modules/*.py
 check scripts:tests/unit/mpsctl tests/unit/mpsctl
-check scripts:roles/mps/plugin_utils:tests/unit/role tests/unit/role
+check scripts:plugins/plugin_utils:tests/unit/role tests/unit/role
 check lab:scripts:tests/contract:tests/unit/mpsctl tests/contract
 check lab:scripts tests/unit/lab
 check scripts molecule/tests

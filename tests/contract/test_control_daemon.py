@@ -21,8 +21,8 @@ from mpsctl.adapters import pipe, procfs
 from mpsctl.adapters.control_daemon import NotServed, Server, Unreachable
 from mpsctl.lifecycle import apply, drain, stop, terminate
 from mpsctl.model import quantity
+from mpsctl.model.checked_values import DAEMON_DIRECTORY_MAX_BYTES, PRIVATE_NAME_BYTES, check_pipe_directory
 from mpsctl.model.errors import BadValue, NotReady
-from mpsctl.model.instance import DAEMON_DIRECTORY_MAX_BYTES, PRIVATE_NAME_BYTES, check_pipe_directory
 from mpsctl.observe.clients import Client
 from mpsctl.store import configuration
 from mpsctl.store.desired_values import Desired, steps

@@ -3,7 +3,7 @@
 # Decides how clients can be kept out until limits are in force. Changes nothing on the GPU.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
-base=/run/mps-front door; rm -rf $base; mkdir -p $base/0; chmod 0755 $base $base/0
+base=/run/mps-front-door; rm -rf $base; mkdir -p $base/0; chmod 0755 $base $base/0
 public=$base/0; private=$base/0/.d-$RANDOM; mkdir -m 0711 $private
 client() { CUDA_MPS_PIPE_DIRECTORY=$1 timeout 30 python3 "$here/cuda_client.py" "${@:2}"; }
 ask() { local d=$1; shift; printf '%s\n' "$@" | CUDA_MPS_PIPE_DIRECTORY=$d timeout 10 nvidia-cuda-mps-control; echo "[rc=$?]"; }

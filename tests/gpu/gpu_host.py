@@ -184,7 +184,7 @@ def kill_daemon_and_wait(host: Host, idle: bool = False) -> float:
 def _fill(root: Path) -> None:
     """The project, as a controller has it, and the machine's Python."""
     (root / "opt/project").mkdir()
-    for name in ("site.yml", "ansible.cfg", ".config", "playbooks", "roles", "scripts", "tests", "molecule"):
+    for name in ("site.yml", "ansible.cfg", ".config", "playbooks", "plugins", "roles", "scripts", "tests", "molecule"):
         source = PROJECT / name
         target = root / "opt/project" / name
         shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target)

@@ -153,7 +153,7 @@ def named(findings: Sequence[str], clients: Sequence[Client], what: str) -> None
 
 def policy(host: Host) -> None:
     print("-- policy terminate, grace 2 s, enforced by `mpsctl health` alone")
-    converge(host, "6G", "-e mps_escaped_clients=terminate -e mps_escape_grace_s=2")
+    converge(host, "6G", "-e mps_limit_bypass=terminate -e mps_limit_bypass_grace_s=2")
     host.run("systemctl list-timers mps-health.timer --no-pager; systemctl stop mps-health.timer")
     others = [Client(host, "other0"), Client(host, "other1", "0=2G")]
     bad = Client(host, "bypassed", LIMIT_BYPASSES[0])

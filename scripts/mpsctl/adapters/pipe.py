@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Optional
 
 from mpsctl.adapters import control_daemon, files, procfs
-from mpsctl.model.instance import PRIVATE_NAME_BYTES
+from mpsctl.model.checked_values import PRIVATE_NAME_BYTES
 
 PUBLIC_NAMES = ("control", "control_privileged")
 VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"

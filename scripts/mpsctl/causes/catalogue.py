@@ -242,7 +242,7 @@ CAUSES: Mapping[str, Cause] = {
         "start them all again; find the culprit with compute-sanitizer or CUDA_LAUNCH_BLOCKING=1, outside MPS",
     ),
     "terminated-by-daemon": Cause(
-        "the daemon was told to end this client (terminate_client, or mps_escaped_clients: terminate); its contexts are"
+        "the daemon was told to end this client (terminate_client, or mps_limit_bypass: terminate); its contexts are"
         " gone",
         "see `journalctl -u mps-health.service` for who was ended and why",
     ),

@@ -8,8 +8,8 @@ from typing import Mapping, Optional, Sequence
 
 from mpsctl.causes.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, because, diagnose
 from mpsctl.model import client_variable, fit, foreign, mps_variables
+from mpsctl.model.checked_values import DAEMON_DIRECTORY_MAX_BYTES
 from mpsctl.model.daemon_environment import DEFAULT_PIPE_DIRECTORY, PIPE_DIRECTORY
-from mpsctl.model.instance import DAEMON_DIRECTORY_MAX_BYTES
 
 
 def lint(environment: Mapping[str, str], devices: Optional[Sequence[str]], of_daemon: bool = False) -> list[Diagnosis]:

@@ -15,8 +15,8 @@ from mpsctl.adapters.daemon_log import Entry
 from mpsctl.causes import symptoms
 from mpsctl.causes.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, diagnose
 from mpsctl.model import quantity
+from mpsctl.model.checked_values import DAEMON_DIRECTORY_MAX_BYTES
 from mpsctl.model.errors import BadValue
-from mpsctl.model.instance import DAEMON_DIRECTORY_MAX_BYTES
 
 _DIRECTORY = re.compile(
     r"To connect CUDA applications to this daemon, set (?P<v2>env )?CUDA_MPS_PIPE_DIRECTORY=(?P<path>.+)"

@@ -14,9 +14,9 @@ from mpsctl.checks import words
 from mpsctl.checks.gpu_checks import untold
 from mpsctl.checks.judgement import Finding, View, judgement, passed, unknown
 from mpsctl.checks.unit_checks import as_root
+from mpsctl.model.checked_values import FAIL, IGNORE
 from mpsctl.model.finding import CRITICAL, PERSON, WARNING, Reason, worst
 from mpsctl.model.fit import LARGE_SHARE
-from mpsctl.model.instance import FAIL, IGNORE
 from mpsctl.model.nccl import MULTI_RANK
 from mpsctl.observe import ranks
 from mpsctl.observe.facts import ClientFacts, RankFacts

@@ -28,7 +28,7 @@ def run(world: World, options: argparse.Namespace) -> int:
     from mpsctl.cli import bench_report
     from mpsctl.cli.fitting import option
     from mpsctl.measuring import bench
-    from mpsctl.model import instance, quantity
+    from mpsctl.model import checked_values, quantity
 
     command = options.command_line[1:] if options.command_line[:1] == ["--"] else options.command_line
     request = bench.Request(
@@ -38,7 +38,7 @@ def run(world: World, options: argparse.Namespace) -> int:
         processes=_counts(options.processes),
         seconds=number("--seconds", options.seconds, r"[0-9]{1,4}(\.[0-9]{1,3})?", 0.1, 3600),
         rounds=int(number("--rounds", options.rounds, r"[0-9]{1,3}", 1, 100)),
-        threads=[option("--threads", text, instance.check_thread_percentage) for text in options.threads],
+        threads=[option("--threads", text, checked_values.check_thread_percentage) for text in options.threads],
         memory=[option("--memory", text, quantity.parse) for text in options.memory],
         against=options.against,
         instance=options.instance,

@@ -8,8 +8,9 @@ from typing import Sequence
 
 from mpsctl.cli import output
 from mpsctl.lifecycle import drain as acts
+from mpsctl.model.checked_values import check_timeout_s
 from mpsctl.model.errors import BadValue, NotReady
-from mpsctl.model.instance import Instance, check_timeout_s
+from mpsctl.model.instance import Instance
 from mpsctl.store import configuration, drains
 from mpsctl.store.world import World
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from mpsctl.cli import output
-from mpsctl.model import fit, instance, quantity
+from mpsctl.model import checked_values, fit, quantity
 from mpsctl.model import plan as plans
 from mpsctl.model.errors import BadValue
 from mpsctl.model.fit import Card
@@ -41,7 +41,7 @@ def with_hints(world: World, name: str, kind: str, text: str) -> str:
 def measure(world: World, options: argparse.Namespace) -> int:
     from mpsctl.measuring import measure as acts
 
-    percentages = [option("--threads", text, instance.check_thread_percentage) for text in options.threads]
+    percentages = [option("--threads", text, checked_values.check_thread_percentage) for text in options.threads]
     found = acts.measure(world, options.instance, options.gpu, percentages, options.force)
     if options.json:
         output.say_json({"file": str(world.places.measured), "measured": [asdict(one) for one in found]})
@@ -100,8 +100,8 @@ def plan(world: World, options: argparse.Namespace) -> int:
     from mpsctl.observe import planning as planning
 
     memory = option("--memory", options.memory, quantity.parse)
-    clients = option("--clients", options.clients, instance.check_expected_clients)
-    threads = option("--threads", options.threads, instance.check_thread_percentage)
+    clients = option("--clients", options.clients, checked_values.check_expected_clients)
+    threads = option("--threads", options.threads, checked_values.check_thread_percentage)
     rates = option("--rates", options.rates, plans.parse_rates)
     card = _card(world, options)
     desired = plans.Desired(
@@ -142,8 +142,8 @@ def run(world: World, options: argparse.Namespace) -> int:
         command=command,
         lower=Lower(
             memory=option("--memory", options.memory, quantity.parse),
-            thread_percentage=option("--threads", options.threads, instance.check_thread_percentage),
-            client_priority=option("--priority", options.priority, instance.check_client_priority),
+            thread_percentage=option("--threads", options.threads, checked_values.check_thread_percentage),
+            client_priority=option("--priority", options.priority, checked_values.check_client_priority),
         ),
         prove_timeout_s=option("--prove-timeout", options.prove_timeout, _seconds),
         require_mps=options.require_mps,

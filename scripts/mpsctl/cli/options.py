@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any, Callable, NamedTuple, NoReturn, Optional
+import sys
+from typing import Any, Callable, NamedTuple, NoReturn, Optional, Sequence
 
 EXIT_CODES = """\
 exit codes:
@@ -100,12 +101,36 @@ def _only_check(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="only say what would be done")
 
 
+class _FormerFlag(argparse.Action):
+    """A flag by its name in the release before, in no help text: taken with a warning on standard error."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, now: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=False, help=argparse.SUPPRESS)
+        self._now = now
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: Optional[str] = None,
+    ) -> None:
+        del values
+        setattr(namespace, self.dest, True)
+        found = f"found {option_string}, a former name that the next release no longer takes"
+        print(f"{parser.prog}: {found}; write {self._now}", file=sys.stderr)
+
+
 def _verify(parser: argparse.ArgumentParser) -> None:
     _name_any(parser)
     parser.add_argument("--all", action="store_true", help="show what passed as well, check by check")
     parser.add_argument(
-        "--probe-client", action="store_true", help="send a real CUDA client through each instance as well"
+        "--probe-client",
+        action="store_true",
+        dest="probe",
+        help="send a real CUDA client through each instance as well",
     )
+    parser.add_argument("--witness", action=_FormerFlag, now="--probe-client", dest="probe")
     parser.add_argument("--allocate", action="store_true", help="with it: try its limit, and run a small kernel")
 
 

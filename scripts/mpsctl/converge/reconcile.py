@@ -16,19 +16,11 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Se
 from mpsctl.adapters import bytecode, files, hardware, procfs, systemd
 from mpsctl.converge import host_lock
 from mpsctl.lifecycle import compute_modes, prepare, stop
+from mpsctl.model.checked_values import DRAIN_TIMEOUT_S, REFUSE, TERMINATE, check_on_clients, check_timeout_s
 from mpsctl.model.errors import BadValue, MpsctlError, NotReady, TooLarge, Unreadable
 from mpsctl.model.gpu import Gpu
-from mpsctl.model.instance import (
-    DRAIN_TIMEOUT_S,
-    REFUSE,
-    TERMINATE,
-    Instance,
-    check_gpus,
-    check_on_clients,
-    check_timeout_s,
-    one_gpu_twice,
-    parse_conf,
-)
+from mpsctl.model.instance import Instance, check_gpus, one_gpu_twice
+from mpsctl.model.instance_file import parse_conf
 from mpsctl.observe import status as proofs
 from mpsctl.observe.status import Status
 from mpsctl.store import configuration, drains, saved_compute_modes

@@ -16,9 +16,10 @@ from mpsctl.adapters import control_daemon as control
 from mpsctl.adapters import pipe, procfs
 from mpsctl.lifecycle import terminate
 from mpsctl.model import foreign
+from mpsctl.model.checked_values import RESTART, TERMINATE
 from mpsctl.model.daemon_environment import DEFAULT_PIPE_DIRECTORY
 from mpsctl.model.errors import BadValue
-from mpsctl.model.instance import RESTART, TERMINATE, Instance
+from mpsctl.model.instance import Instance
 from mpsctl.observe import status as proofs
 from mpsctl.observe.clients import Client
 from mpsctl.observe.status import ServerStatus, Status

@@ -13,10 +13,11 @@ from typing import Optional
 from mpsctl.adapters import files, hardware, pipe
 from mpsctl.lifecycle import compute_modes
 from mpsctl.model import foreign
+from mpsctl.model.checked_values import check_name
 from mpsctl.model.daemon_environment import DaemonEnvironment
 from mpsctl.model.errors import BadValue, MpsctlError, NotReady
 from mpsctl.model.gpu import PROHIBITED, Device
-from mpsctl.model.instance import Instance, check_name
+from mpsctl.model.instance import Instance
 from mpsctl.store import configuration, record
 from mpsctl.store.world import World
 

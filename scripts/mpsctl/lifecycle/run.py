@@ -213,7 +213,7 @@ class _Watcher(threading.Thread):
                 return
             if waited_s >= self._request.prove_timeout_s and not self._told_why_not:
                 self._told_why_not = True
-                self._report.why_not = self._became_client.why_not(watch)
+                self._report.why_not = became_client.why_not(self._watch)
                 _say(
                     self._request,
                     self._report,
@@ -243,6 +243,6 @@ class _Watcher(threading.Thread):
         if self._watch.look_back():
             self._seen()
             return
-        self._report.why_not = self._became_client.why_not(watch)
+        self._report.why_not = became_client.why_not(self._watch)
         how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
         _say(self._request, self._report, f"ended ({how}) and never seen as an MPS client: {self._report.why_not}")

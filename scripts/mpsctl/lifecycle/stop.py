@@ -11,8 +11,9 @@ from mpsctl.adapters.control_daemon import Bounded, Daemon
 from mpsctl.adapters.nvml import Nvml
 from mpsctl.lifecycle import compute_modes, prepare
 from mpsctl.model import daemon_environment
+from mpsctl.model.checked_values import PROHIBITED
 from mpsctl.model.errors import MpsctlError, NotReady
-from mpsctl.model.instance import PROHIBITED, Instance
+from mpsctl.model.instance import Instance
 from mpsctl.store import configuration, record
 from mpsctl.store.world import World
 

@@ -7,9 +7,12 @@ from typing import Optional, Sequence
 
 from mpsctl.adapters import files, procfs
 from mpsctl.model import gpu as gpu_names
+from mpsctl.model.checked_values import check_name
 from mpsctl.model.errors import BadValue, NoRight
 from mpsctl.model.gpu import Device, Gpu
-from mpsctl.model.instance import VARIABLES, Instance, check_name, parse_conf
+from mpsctl.model.instance import Instance
+from mpsctl.model.instance_file import parse_conf
+from mpsctl.model.settings import VARIABLES
 from mpsctl.store.world import World
 
 _SUFFIX = ".conf"

@@ -11,7 +11,6 @@ from mpsctl.model.gpu import Gpu
 from mpsctl.model.instance import Instance
 from mpsctl.store.record import InForce
 
-
 MEMORY_LIMIT, THREAD_PERCENTAGE, CLIENT_PRIORITY = "memory limit", "active thread percentage", "client priority"
 
 _ROUNDED_FROM_MIB = 1024

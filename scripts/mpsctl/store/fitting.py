@@ -8,8 +8,9 @@ from mpsctl.model import fit
 from mpsctl.model.errors import BadValue, NotReady
 from mpsctl.model.fit import Card, Demand, Place, Verdict
 from mpsctl.model.gpu import Device
-from mpsctl.model.instance import VARIABLES, Instance
+from mpsctl.model.instance import Instance
 from mpsctl.model.quantity import Quantity
+from mpsctl.model.settings import VARIABLES
 from mpsctl.store import measured
 from mpsctl.store.world import World
 

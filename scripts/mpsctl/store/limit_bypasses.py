@@ -26,7 +26,7 @@ class LimitBypass:
 
 
 def _path(world: World, name: str) -> Path:
-    return world.places.runtime(name) / "limit bypasses.json"
+    return world.places.runtime(name) / "escapes.json"
 
 
 def read(world: World, name: str) -> dict[int, LimitBypass]:

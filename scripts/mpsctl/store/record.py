@@ -15,7 +15,6 @@ from mpsctl.adapters import files, procfs
 from mpsctl.store import remembered
 from mpsctl.store.world import World
 
-
 STABLE_AFTER_S = 60
 """A daemon that was in force this long before it ended did not crash in a loop."""
 

@@ -18,6 +18,7 @@ from typing import Callable, Iterator, Mapping, Optional, Sequence
 from mpsctl.adapters.control_daemon import Daemon, NotServed, Unreachable
 from mpsctl.adapters.nvml import Nvml
 from mpsctl.lifecycle import apply, prepare, stop
+from mpsctl.model import settings
 from mpsctl.model.errors import MpsctlError, NotInForce, NotReady
 from mpsctl.model.gpu import Gpu, Load, MigDevice
 from mpsctl.model.places import Places
@@ -514,15 +515,9 @@ class Host:
     def conf(self, name: str = "0", more: Optional[Mapping[str, object]] = None, **values: object) -> str:
         """The text of an instance's file; keys by their names in it, None leaves one out."""
         desired = {"GPUs": "%i", "PipeDirectory": f"{self.pipe_root}/%i", **(more or {}), **values}
-        sections = {
-            "Instance": ("GPUs", "PipeDirectory", "ComputeMode", "WhenDown", "MultiUser", "ServerUser", "Group"),
-            "Limits": ("DeviceMemoryLimit", "ActiveThreadPercentage", "ClientPriority"),
-            "Clients": ("ExpectedClients", "EscapedClients", "EscapeGraceSec", "DistributedJobs"),
-            "Daemon": ("UnresponsiveDaemon",),
-            "Timeouts": ("DriverTimeoutSec", "StopTimeoutSec"),
-        }
         lines = [f"# Managed by mps-fleet: instance {name}"]
-        for section, keys in sections.items():
+        for section in settings.SECTIONS:
+            keys = [str(setting.key) for setting in settings.of_section(section)]
             lines.append(f"[{section}]")
             lines += [f"{key}={desired[key]}" for key in keys if desired.get(key) is not None]
         return "\n".join(lines) + "\n"

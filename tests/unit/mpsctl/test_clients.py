@@ -7,13 +7,13 @@ from typing import Optional
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mpsctl.observe.status import Status
 
 from fakes import FakeDaemon, Host, uuid
 from mpsctl.cli import render
 from mpsctl.model import client_variable
 from mpsctl.observe import clients, status
 from mpsctl.observe.clients import Client
-from mpsctl.observe.status import Status
 
 MIB = 1 << 20
 SERVER = 9001

@@ -596,7 +596,7 @@ def test_health_names_what_is_amiss_and_ends_with_1(mpsctl: Shell, running: Host
 
 
 def test_health_says_what_it_did(mpsctl: Shell, running: Host) -> None:
-    running.desired(DeviceMemoryLimit="4G", ActiveThreadPercentage=50, EscapedClients="terminate", EscapeGraceSec=1)
+    running.desired(DeviceMemoryLimit="4G", ActiveThreadPercentage=50, LimitBypass="terminate", LimitBypassGraceSec=1)
     pid = running.client(variable="1G")
     running.running().start_server(9001, clients=[pid])
     mpsctl("health")

@@ -7,7 +7,8 @@ import pytest
 from fakes import Host, h200, split_by_mig, uuid
 from mpsctl.model import quantity
 from mpsctl.model.errors import BadValue
-from mpsctl.model.instance import VARIABLES, Instance
+from mpsctl.model.instance import Instance
+from mpsctl.model.settings import VARIABLES
 from mpsctl.store import configuration
 
 

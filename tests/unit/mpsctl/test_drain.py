@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Callable, Optional
 
 import pytest
+from mpsctl.observe.status import Status
 
 from fakes import FakeDaemon, Host
 from mpsctl.adapters import pipe, procfs
 from mpsctl.lifecycle import apply, drain, health, terminate
 from mpsctl.lifecycle.drain import Drained
-from mpsctl.model.instance import DRAIN_TIMEOUT_S
+from mpsctl.model.checked_values import DRAIN_TIMEOUT_S
 from mpsctl.observe import status
-from mpsctl.observe.status import Status
 from mpsctl.store import configuration, drains
 
 SERVER = 9001

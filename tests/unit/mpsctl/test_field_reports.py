@@ -17,7 +17,7 @@ from mpsctl.causes.consult import Question
 from mpsctl.causes.diagnosis import Diagnosis, in_order
 from mpsctl.checks import checking, client_checks, host_checks, instance_checks
 from mpsctl.cli import doctor
-from mpsctl.model import client_variable, fit, instance, quantity
+from mpsctl.model import checked_values, client_variable, fit, instance, quantity
 from mpsctl.model.costs import Costs
 from mpsctl.model.errors import BadValue
 from mpsctl.model.fit import Card, Demand
@@ -394,7 +394,7 @@ def test_a_long_pipe_directory(length: int, found: list[str]) -> None:
     path = "/run/".ljust(length, "x")
     assert named(environment.directory(path)) == found
     with pytest.raises(BadValue):  # ours needs 13 bytes more
-        instance.check_pipe_directory(path)
+        checked_values.check_pipe_directory(path)
 
 
 UNSAFE = ["/tmp/nvidia-mps", "/tmp/nvidia-mps-0", "/var/tmp/mps", "/dev/shm/nvidia-mps", "/root/mps"]
@@ -405,7 +405,7 @@ UNSAFE = ["/tmp/nvidia-mps", "/tmp/nvidia-mps-0", "/var/tmp/mps", "/dev/shm/nvid
 def test_the_default_directory(path: str) -> None:
     assert "default-pipe-directory" in named(environment.directory(path))
     with pytest.raises(BadValue):
-        instance.check_pipe_directory(path)
+        checked_values.check_pipe_directory(path)
 
 
 @report("B26")
@@ -431,7 +431,7 @@ def test_a_script_that_removes_it() -> None:
 def test_directories_that_do_not_last_are_refused(path: str) -> None:
     assert named(environment.directory(path))
     with pytest.raises(BadValue):
-        instance.check_pipe_directory(path)
+        checked_values.check_pipe_directory(path)
 
 
 @report("B27")
@@ -542,7 +542,7 @@ def test_a_restart_at_every_run(line: str) -> None:
 @pytest.mark.parametrize("mode", [0, 1, 2, 3, "3", "EXCLUSIVE_PROCESS", "exclusive_thread", None, True])
 def test_a_compute_mode_is_a_word(mode: object) -> None:
     with pytest.raises(BadValue):
-        instance.check_compute_mode(mode)
+        checked_values.check_compute_mode(mode)
 
 
 @report("B43")

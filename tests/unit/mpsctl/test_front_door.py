@@ -10,7 +10,7 @@ import pytest
 
 from fakes import Host
 from mpsctl.adapters import files, pipe, procfs
-from mpsctl.model.instance import PRIVATE_NAME_BYTES
+from mpsctl.model.checked_values import PRIVATE_NAME_BYTES
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from mpsctl.adapters.control_daemon import NotServed
 from mpsctl.lifecycle import health
 from mpsctl.lifecycle.health import BOUND_S, INSTANCE_BOUND_S, Health
 from mpsctl.model.errors import BadValue
-from mpsctl.model.instance import parse_conf
+from mpsctl.model.instance_file import parse_conf
 
 SERVER = 9001
 GRACE_S = 30
@@ -39,7 +39,7 @@ def join(host: Host, daemon: FakeDaemon, variable: Optional[str] = None) -> int:
 
 @pytest.fixture
 def strict(host: Host) -> FakeDaemon:
-    return begin(host, EscapedClients="terminate", EscapeGraceSec=GRACE_S)
+    return begin(host, LimitBypass="terminate", LimitBypassGraceSec=GRACE_S)
 
 
 def test_a_host_that_is_well(host: Host) -> None:
@@ -283,7 +283,7 @@ def test_an_client_without_its_limit_is_ended_after_its_grace_time_and_no_other(
 def test_a_client_that_mends_itself_is_forgotten(host: Host, strict: FakeDaemon) -> None:
     pid = join(host, strict, "1G")
     look(host)
-    remembered = host.places.runtime("0") / "limit bypasses.json"
+    remembered = host.places.runtime("0") / "escapes.json"
     assert json.loads(remembered.read_text())[0]["pid"] == pid
     strict.leave(SERVER, pid)
     assert look(host).well
@@ -302,12 +302,12 @@ def test_a_process_id_used_again_has_its_own_grace_time(host: Host, strict: Fake
 
 def test_a_client_without_a_limit_by_no_fault_of_its_own_is_never_ended(host: Host) -> None:
     """It connected before any limit was desired."""
-    host.desired(EscapedClients="terminate", EscapeGraceSec=1)
+    host.desired(LimitBypass="terminate", LimitBypassGraceSec=1)
     host.systemd.unit("mps-control@0.service").enabled = True
     daemon = host.start()
     daemon.start_server(SERVER)
     join(host, daemon)
-    host.desired(DeviceMemoryLimit="4G", EscapedClients="terminate", EscapeGraceSec=1)
+    host.desired(DeviceMemoryLimit="4G", LimitBypass="terminate", LimitBypassGraceSec=1)
     host.systemd.act("reload", ["mps-control@0.service"])
     for _ in range(3):
         found = look(host)
@@ -318,7 +318,7 @@ def test_a_client_without_a_limit_by_no_fault_of_its_own_is_never_ended(host: Ho
 
 def test_a_client_with_an_older_limit_is_never_ended(host: Host, strict: FakeDaemon) -> None:
     join(host, strict)
-    host.desired(DeviceMemoryLimit="2G", EscapedClients="terminate", EscapeGraceSec=1)
+    host.desired(DeviceMemoryLimit="2G", LimitBypass="terminate", LimitBypassGraceSec=1)
     host.systemd.act("reload", ["mps-control@0.service"])
     for _ in range(3):
         assert look(host).well
@@ -366,12 +366,12 @@ def test_what_is_remembered_is_gone_after_a_real_stop(host: Host, strict: FakeDa
     join(host, strict, "1G")
     look(host)
     host.stop()
-    assert not (host.places.runtime("0") / "limit bypasses.json").exists()
+    assert not (host.places.runtime("0") / "escapes.json").exists()
 
 
 def test_a_damaged_memory_begins_anew(host: Host, strict: FakeDaemon) -> None:
     join(host, strict, "1G")
-    (host.places.runtime("0") / "limit bypasses.json").write_text('[{"pid": 1')
+    (host.places.runtime("0") / "escapes.json").write_text('[{"pid": 1')
     assert "will be ended" in look(host).actions[0]
 
 
@@ -382,8 +382,8 @@ def test_a_damaged_memory_begins_anew(host: Host, strict: FakeDaemon) -> None:
     ("lines", "policy", "grace_s"),
     [
         ("", "report", 60),
-        ("EscapedClients=report", "report", 60),
-        ("EscapedClients=terminate\nEscapeGraceSec=5", "terminate", 5),
+        ("LimitBypass=report", "report", 60),
+        ("LimitBypass=terminate\nLimitBypassGraceSec=5", "terminate", 5),
     ],
 )
 def test_the_policy_stands_in_the_instances_file(host: Host, lines: str, policy: str, grace_s: int) -> None:
@@ -393,8 +393,8 @@ def test_the_policy_stands_in_the_instances_file(host: Host, lines: str, policy:
 
 @pytest.mark.parametrize(
     ("line", "variable"),
-    [("EscapedClients=kill", "mps_escaped_clients"), ("EscapedClients=", "mps_escaped_clients")]
-    + [(f"EscapeGraceSec={value}", "mps_escape_grace_s") for value in ("0", "-1", "1.5", "1m", "3601")],
+    [("LimitBypass=kill", "mps_limit_bypass"), ("LimitBypass=", "mps_limit_bypass")]
+    + [(f"LimitBypassGraceSec={value}", "mps_limit_bypass_grace_s") for value in ("0", "-1", "1.5", "1m", "3601")],
 )
 def test_another_policy_is_refused_by_name(line: str, variable: str) -> None:
     with pytest.raises(BadValue) as refused:

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpsctl.model.errors import BadValue
-from mpsctl.model.instance import VARIABLES, Instance, check_gpus, from_values, parse_conf
+from mpsctl.model.instance import Instance, check_gpus
+from mpsctl.model.instance_file import from_values, parse_conf
+from mpsctl.model.settings import VARIABLES
 
 NEEDED = {"GPUs": "0", "PipeDirectory": "/run/nvidia-mps/0"}
 FULL = """\

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsctl.model.errors import BadValue
-from mpsctl.model.instance import (
+from mpsctl.model.checked_values import (
     DAEMON_DIRECTORY_MAX_BYTES,
     PRIVATE_NAME_BYTES,
     check_name,
     check_pipe_directory,
     check_pipe_root,
 )
+from mpsctl.model.errors import BadValue
 
 LONGEST_PUBLIC = DAEMON_DIRECTORY_MAX_BYTES - 1 - PRIVATE_NAME_BYTES
 SUN_PATH_BYTES = 108

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from fakes import H200_MIB, Host, h200
 from mpsctl.model import plan as plans
+from mpsctl.model.checked_values import check_expected_clients, check_thread_percentage
 from mpsctl.model.costs import RESERVE, Costs
 from mpsctl.model.errors import BadValue
 from mpsctl.model.fit import Card
-from mpsctl.model.instance import check_expected_clients, check_thread_percentage
 from mpsctl.model.plan import Desired, Plan
 from mpsctl.model.quantity import parse
 from mpsctl.observe import planning as planning

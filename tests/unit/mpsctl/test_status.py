@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Optional
 
 import pytest
+from mpsctl.observe.status import Status
 
 from fakes import FakeDaemon, Host, h200, uuid
 from mpsctl.adapters import procfs
 from mpsctl.observe import client_environment, gpus, status
-from mpsctl.observe.status import Status
 
 MIB = 1 << 20
 

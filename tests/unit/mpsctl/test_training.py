@@ -11,7 +11,7 @@ from mpsctl.adapters import procfs
 from mpsctl.checks import training
 from mpsctl.model.errors import BadValue
 from mpsctl.model.finding import Check
-from mpsctl.model.instance import parse_conf
+from mpsctl.model.instance_file import parse_conf
 from mpsctl.observe.clients import Client
 
 TORCHRUN = {"RANK": "{rank}", "WORLD_SIZE": "2", "LOCAL_RANK": "{rank}", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "roles" / "mps" / "plugin_utils"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "plugins" / "plugin_utils"))
 
 from fleet import Fleet
 

@@ -379,7 +379,7 @@ def test_the_real_program_is_built_and_carried(fleet: Fleet) -> None:
 
 
 def test_results_are_readable(fleet: Fleet) -> None:
-    """A failure shows its line whole, not as one string with limit bypasses."""
+    """A failure shows its line whole, not as one string with escapes."""
     fleet.add("a", {"answer": {"refused": "mps_x: found 'é', expected 'ü'; do"}})
     fleet.add("b", {"answer": {"refused": 'mps_y: found "q", expected p; do'}})
     output = fleet.play().output

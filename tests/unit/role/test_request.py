@@ -8,7 +8,7 @@ import pytest
 
 from mps_role import deferred, request, variables
 from mpsctl.converge.reconcile import Request
-from mpsctl.model.instance import parse_conf
+from mpsctl.model.instance_file import parse_conf
 
 PLACES = {
     "_mps_program": "/usr/local/bin/mpsctl",

@@ -15,28 +15,62 @@ import pytest
 import yaml
 
 from mps_role import packages, variables
+from mpsctl.model.errors import BadValue
+from mpsctl.model.settings import BY_VARIABLE, SETTINGS, Setting
 
 PROJECT = Path(__file__).resolve().parents[3]
 ROLE = PROJECT / "roles" / "mps"
 
 
-def test_defaults_and_argument_specs_have_the_same_keys() -> None:
-    assert set(variables.defaults()) == set(variables.spec())
+DEFAULTS: dict[str, Any] = yaml.safe_load((ROLE / "defaults/main.yml").read_text())
+SPEC: dict[str, Any] = yaml.safe_load((ROLE / "meta/argument_specs.yml").read_text())["argument_specs"]["main"][
+    "options"
+]
 
 
-@pytest.mark.parametrize("name", variables.defaults())
-def test_a_default_is_the_same_in_both(name: str) -> None:
-    assert variables.spec()[name].get("default") == variables.defaults()[name]
-    assert variables.spec()[name]["type"]
-    assert variables.spec()[name]["description"]
+def plain_text(markup: str) -> str:
+    """Ansible's documentation markup without its marks."""
+    return re.sub(r"\b[VCO]\(([^)]*)\)", r"\1", markup)
+
+
+def test_defaults_and_argument_specs_have_the_tables_variables() -> None:
+    assert set(DEFAULTS) == set(SPEC) == set(BY_VARIABLE)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda one: one.variable)
+def test_a_row_of_the_table_is_the_same_in_defaults_and_argument_specs(setting: Setting) -> None:
+    option = SPEC[setting.variable]
+    description = option["description"] if isinstance(option["description"], list) else [option["description"]]
+    assert option["type"] == setting.type
+    assert option.get("default") == setting.default == DEFAULTS[setting.variable]
+    assert type(DEFAULTS[setting.variable]) is type(setting.default)
+    assert plain_text(description[0]).startswith(setting.meaning)
+
+
+@pytest.mark.parametrize("name", [name for name, option in SPEC.items() if "choices" in option])
+def test_the_choices_are_those_that_the_check_takes(name: str) -> None:
+    for choice in SPEC[name]["choices"]:
+        BY_VARIABLE[name].check(choice)
+    with pytest.raises(BadValue) as refusal:
+        BY_VARIABLE[name].check("another word")
+    expected = re.split(r", | or ", refusal.value.expected)
+    assert sorted(expected) == sorted(SPEC[name]["choices"])
 
 
 def test_the_defaults_are_good_values() -> None:
     assert variables.problems(variables.defaults()) == []
+    assert variables.defaults() == DEFAULTS
+
+
+@pytest.mark.parametrize("setting", [one for one in SETTINGS if one.per_instance], ids=lambda one: one.name)
+def test_an_override_is_of_its_variables_type(setting: Setting) -> None:
+    option = SPEC["mps_instances"]["options"][setting.name]
+    assert option["type"] == setting.type
+    assert option["description"] == f"Overrides O({setting.variable}) for this instance."
 
 
 def test_an_instances_own_keys_are_those_that_are_read() -> None:
-    assert set(variables.spec()["mps_instances"]["options"]) == {"name", "gpus", *variables.OVERRIDES}
+    assert set(SPEC["mps_instances"]["options"]) == {"name", "gpus", *variables.OVERRIDES}
 
 
 def test_the_readmes_table_is_current() -> None:
@@ -118,10 +152,10 @@ def test_the_lab_inventory_groups_running_hosts(monkeypatch: pytest.MonkeyPatch)
     assert json.dumps(found)
 
 
-@pytest.mark.parametrize("name", ["mps_host", "mps_validate"])
+@pytest.mark.parametrize("name", ["mps_host", "mps_report", "mps_validate"])
 def test_a_module_called_by_mistake_says_where_it_runs(name: str) -> None:
     done = subprocess.run(
-        [sys.executable, ROLE / "library" / f"{name}.py"],
+        [sys.executable, PROJECT / "plugins/modules" / f"{name}.py"],
         input=json.dumps({"ANSIBLE_MODULE_ARGS": {}}),
         capture_output=True,
         text=True,
@@ -130,12 +164,15 @@ def test_a_module_called_by_mistake_says_where_it_runs(name: str) -> None:
     assert "is an action and runs on the controller" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["mps_host", "mps_validate"])
+@pytest.mark.parametrize("name", ["mps_host", "mps_report", "mps_validate"])
 def test_a_module_is_documented(name: str) -> None:
-    text = (ROLE / "library" / f"{name}.py").read_text()
+    text = (PROJECT / "plugins/modules" / f"{name}.py").read_text()
     sections = dict(re.findall(r'^(DOCUMENTATION|EXAMPLES|RETURN) = r"""\n(.*?)"""', text, re.DOTALL | re.MULTILINE))
     documentation = yaml.safe_load(sections["DOCUMENTATION"])
     assert documentation["module"] == name
+    action = (PROJECT / f"plugins/action/{name}.py").read_text()
+    taken = re.findall(r"_VALID_ARGS = frozenset(?:\[str\])?\((.*?)\)\n", action, re.DOTALL)
+    assert set(documentation["options"]) == set(re.findall(r'"(\w+)"', taken[0]))
     assert set(documentation["attributes"]) == {"check_mode", "diff_mode", "idempotent"}
     assert yaml.safe_load(sections["EXAMPLES"])
     assert yaml.safe_load(sections["RETURN"])

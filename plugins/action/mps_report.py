@@ -1,6 +1,6 @@
 """Writes one report on all hosts of the play, on the controller.
 
-The sidecar library/mps_report.py holds the documentation.
+The sidecar ../modules/mps_report.py holds the documentation.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Refuses bad variables of any host of the play and builds the program, all on the controller.
 
-The sidecar library/mps_validate.py holds the documentation.
+The sidecar ../modules/mps_validate.py holds the documentation.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         result: dict[str, Any] = super().run(tmp, task_vars)
         task_vars = task_vars or {}
         lines: dict[str, list[str]] = {}
+        warnings: dict[str, list[str]] = {}
         serials: dict[str, list[str]] = {}
         for host in task_vars["ansible_play_hosts_all"]:
             host_vars = task_vars["hostvars"][host]
-            values, found = ansible_values.of(host_vars)
-            lines[host] = [*variables.unknown(host_vars), *found, *variables.problems(values)]
-            serials.setdefault(repr(values.get("mps_serial")), []).append(host)
+            read = ansible_values.of(host_vars)
+            warnings[host] = read.warnings
+            lines[host] = [*variables.unknown(host_vars), *read.problems, *variables.problems(read.values)]
+            serials.setdefault(repr(read.values["mps_serial"]), []).append(host)
+        result["warnings"] = variables.together(warnings)
         found_lines = variables.together(lines)
         if len(serials) > 1 and not found_lines:
             listed = ", ".join(f"{serial} on {hosts[0]}" for serial, hosts in serials.items())

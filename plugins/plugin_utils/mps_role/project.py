@@ -1,4 +1,7 @@
-"""The project around the role: its brain (mpsctl.model), which is asked and not repeated, and its builder."""
+"""The project around the role: its brain (mpsctl.model), which is asked and not repeated, and its builder.
+
+The places are the same in a clone and in a collection (ansible_collections/NAMESPACE/NAME).
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
-ROLE = Path(__file__).resolve().parents[2]
-PROJECT = ROLE.parents[1]
+PROJECT = Path(__file__).resolve().parents[3]
+ROLE = PROJECT / "roles" / "mps"
 SCRIPTS = PROJECT / "scripts"
 PROGRAM = PROJECT / "build" / "mpsctl"
 

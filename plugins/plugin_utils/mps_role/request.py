@@ -1,4 +1,4 @@
-"""What is asked of a host: the role's files, rendered, in the form that `mpsctl reconcile` reads."""
+"""What is asked of a host: the role's files and those of its instances, in the form that `mpsctl reconcile` reads."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any, Mapping
 
 import jinja2
 
-from . import project
-from .variables import OVERRIDES, PREFIX
+from . import project  # first: it makes mpsctl importable
+
+from mpsctl.model import instance_file  # isort: skip
+from mpsctl.model.settings import BY_KEY, PREFIX  # isort: skip
 
 FORMAT = 1
 EACH = "%i"
@@ -71,9 +73,13 @@ def removal(build: str) -> dict[str, Any]:
 
 
 def _conf(values: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
-    instance = {key: entry[key] if key in entry else values[PREFIX + key] for key in OVERRIDES}
-    instance["gpus"] = [str(gpu) for gpu in entry["gpus"]]
-    return _rendered("instance.conf.j2", {**values, "instance": instance})
+    """The file of one instance; ``entry`` is its own in mps_instances."""
+    own = {
+        key: entry[setting.name] if setting.per_instance and setting.name in entry else values[setting.variable]
+        for key, setting in BY_KEY.items()
+    }
+    gpus = " ".join(str(gpu) for gpu in entry["gpus"])
+    return instance_file.render({**own, "GPUs": gpus, "PipeDirectory": f"{values[PREFIX + 'pipe_root']}/{EACH}"})
 
 
 def _rendered(template: str, values: Mapping[str, Any]) -> str:

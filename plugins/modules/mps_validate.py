@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""The documentation of the action mps_validate; its code is action_plugins/mps_validate.py."""
+"""The documentation of the action mps_validate; its code is ../action/mps_validate.py."""
 
 from __future__ import annotations
 

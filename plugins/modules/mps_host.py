@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""The documentation of the action mps_host; its code is action_plugins/mps_host.py."""
+"""The documentation of the action mps_host; its code is ../action/mps_host.py."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ options:
     description: Whether it is known that the host lacks this build, which saves asking.
     type: bool
     default: false
-  probe client:
+  probe_client:
     description: Whether V(verify) also starts real CUDA clients as probe clients.
     type: bool
     default: false

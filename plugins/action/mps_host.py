@@ -1,6 +1,6 @@
 """Carries the desired state to a host and has mpsctl reconcile it there: one round trip, one process.
 
-The sidecar library/mps_host.py holds the documentation.
+The sidecar ../modules/mps_host.py holds the documentation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mps_role import ansible_values, deferred, packages, report, request, rollou
 
 class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no types
     _supports_check_mode = True
-    _VALID_ARGS = frozenset(("phase", "program", "build", "program_absent", "atomic", "probe"))
+    _VALID_ARGS = frozenset(("phase", "program", "build", "program_absent", "atomic", "probe_client"))
 
     def run(self, tmp: Optional[str] = None, task_vars: Optional[dict[str, Any]] = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
@@ -33,7 +33,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
                 "build": {"type": "str", "required": True},
                 "program_absent": {"type": "bool", "default": False},
                 "atomic": {"type": "bool", "default": False},
-                "probe": {"type": "bool", "default": False},
+                "probe_client": {"type": "bool", "default": False},
             }
         )
         check_mode = bool(self._task.check_mode)
@@ -41,12 +41,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         if arguments["phase"] == "verify":
             program = ansible_values.plain(self._templar.template(task_vars["_mps_program"]))
             return {**result, **self._verify(arguments, program, task_vars)}
-        values, refusals = ansible_values.of(task_vars, self._templar.template)
+        read = ansible_values.of(task_vars, self._templar.template, self._given(task_vars))
+        values = read.values
         # mps_validate has seen the inventory's variables; those of a play or of a task are seen here alone.
-        refusals = [*refusals, *variables.unknown(task_vars), *variables.problems(values)]
+        refusals = [*read.problems, *variables.unknown(task_vars), *variables.problems(values)]
         if refusals:
             refused = "\n".join(variables.together({task_vars["inventory_hostname"]: refusals}))
-            return {**result, **self._not_done(arguments["phase"], refused)}
+            return {**result, **self._not_done(arguments["phase"], refused), "warnings": read.warnings}
         places = {name: ansible_values.plain(self._templar.template(task_vars[name])) for name in request.PLACES}
         desired = (
             request.removal(arguments["build"])
@@ -58,11 +59,17 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             values["mps_package"] = False
         result.update(self._reading(answer, values, arguments, check_mode, task_vars["inventory_hostname"]))
         result["program_sent"] = sent
+        result["warnings"] = [*read.warnings, *result.get("warnings", ())]
         if arguments["atomic"] and not check and result.get("failed"):
             result["msg"] = rollout.stopped(
                 str(result["msg"]), task_vars["ansible_play_hosts_all"], task_vars["ansible_play_batch"]
             )
         return result
+
+    def _given(self, task_vars: dict[str, Any]) -> set[str]:
+        """The names that an inventory, a play, a task or a call sets: all but what is the role's default alone."""
+        of_host = task_vars["hostvars"][task_vars["inventory_hostname"]]
+        return {*of_host, *self._task.get_vars(), *self._task.play.get_vars()}
 
     def _ask(
         self, desired: str, installed: str, arguments: dict[str, Any], check: bool, task_vars: dict[str, Any]
@@ -96,7 +103,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
 
     def _verify(self, arguments: dict[str, Any], installed: str, task_vars: dict[str, Any]) -> dict[str, Any]:
         """What `mpsctl verify` finds, by the installed program, or by ours where there is none that knows the verb."""
-        words = ["verify", "--json", *(["--probe-client"] if arguments["probe"] else [])]
+        words = ["verify", "--json", *(["--probe-client"] if arguments["probe_client"] else [])]
         python = self._python(task_vars)
         answer = transport.answer(self._run_there(transport.command(installed, python, words), b"")["stdout"])
         carried = answer is None or "instances" not in answer
@@ -140,7 +147,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             deferred.line(entry, values["mps_on_clients"], values["mps_drain_timeout_s"], look or check_mode)
             for entry in answer.get("pending") or ()
         ]
-        told_later = bool(waiting) and not check_mode and not arguments["atomic"]  # tasks/held_back.yml, with an error
+        told_later = bool(waiting) and not check_mode and not arguments["atomic"]  # tasks/deferred.yml, with an error
         reading: dict[str, Any] = {
             "changed": needed and (check_mode or not look),
             "needed": needed or (look and told_later),

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""The documentation of the action mps_report; its code is action_plugins/mps_report.py."""
+"""The documentation of the action mps_report; its code is ../action/mps_report.py."""
 
 from __future__ import annotations
 

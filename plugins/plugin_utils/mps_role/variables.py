@@ -1,0 +1,189 @@
+"""The role's variables of one host: which there are, and what is wrong with them.
+
+All that is known about them stands in mpsctl.model.settings.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Callable, Iterable, Mapping
+
+from . import project  # noqa: F401 (it makes mpsctl importable)
+
+from mpsctl.model import checked_values, fit, quantity  # isort: skip
+from mpsctl.model import instance as instances  # isort: skip
+from mpsctl.model.errors import BadValue  # isort: skip
+from mpsctl.model.settings import BY_VARIABLE, PREFIX, SETTINGS, Former, Setting  # isort: skip
+
+OVERRIDES: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS if setting.per_instance}
+"""What an instance may have of its own, by its name in an entry of mps_instances."""
+
+FORMER: Mapping[str, tuple[Setting, Former]] = {
+    former.variable: (setting, former) for setting in SETTINGS for former in setting.formerly
+}
+"""The variables by their names in the release before, which are taken for one release."""
+
+_OF_AN_ENTRY = ("name", "gpus", *OVERRIDES)
+
+
+def defaults() -> dict[str, Any]:
+    """The role's defaults."""
+    return {name: setting.default for name, setting in BY_VARIABLE.items()}
+
+
+def unknown(names: Iterable[str]) -> list[str]:
+    """A line for each name with the role's prefix that is no variable of the role."""
+    found = []
+    for name in sorted(names):
+        if name.startswith(PREFIX) and name not in BY_VARIABLE and name not in FORMER:
+            near = difflib.get_close_matches(name, BY_VARIABLE, 1)
+            remedy = f"did you mean {near[0]}?" if near else "see roles/mps/README.md, or rename a variable of yours"
+            found.append(f"{name}: found an unknown variable, expected one of the role mps; {remedy}")
+    return found
+
+
+def former_name(former: str, present: str) -> str:
+    """The warning of a variable that is given by its former name."""
+    return f"{former}: found a former name, which the next release no longer takes; write {present}"
+
+
+def rename_own(entries: Any) -> tuple[Any, list[str], list[str]]:
+    """The value of mps_instances with the present names in its entries, its warnings, and what is wrong with it."""
+    if not isinstance(entries, list):
+        return entries, [], []
+    renamed, warnings, found = [], [], []
+    for entry in entries:
+        if isinstance(entry, dict):
+            entry = dict(entry)
+            for setting, former in FORMER.values():
+                old = former.variable[len(PREFIX) :]
+                if setting.per_instance and old in entry:
+                    place, value = f"{PREFIX}instances[{entry.get('name')}]", entry.pop(old)
+                    warnings.append(former_name(f"{place}.{old}", setting.name))
+                    if entry.setdefault(setting.name, value) != value:
+                        found.append(two_values(f"{place}.{setting.name}", entry[setting.name], old, value))
+        renamed.append(entry)
+    return renamed, warnings, found
+
+
+def two_values(present: str, value: Any, former: str, other: Any) -> str:
+    """The refusal of two values for one variable under its two names."""
+    return f"{present}: found {value!r}, and {other!r} by its former name, expected one value; remove {former}"
+
+
+def problems(values: Mapping[str, Any]) -> list[str]:
+    """A line for everything that is wrong with a host's variables, beginning with the variable's name.
+
+    ``values`` holds all variables of the role, ready: no templates in them.
+    """
+    found = []
+    for name, value in values.items():
+        setting = BY_VARIABLE[name]
+        if value is None and setting.null_refused:
+            found.append(_no_null(name, f"remove the line to get {setting.default!r}"))
+        elif setting.key == "GPUs":
+            found.extend(_instance_problems(value))
+        elif value is not None and not setting.composed:
+            found.extend(_refusal(name, setting.check, value))
+    return found + _fit_problems(values) + _pipe_problems(values)
+
+
+def _no_null(name: str, remedy: str) -> str:
+    return f"{name}: found null, expected a value; {remedy}"
+
+
+def _refusal(name: str, check: Callable[[Any], object], value: Any) -> list[str]:
+    try:
+        check(value)
+    except BadValue as error:
+        return [f"{name}: {error}"]
+    return []
+
+
+def _instance_problems(value: Any) -> list[str]:
+    name = f"{PREFIX}instances"
+    if value is None:
+        return []
+    if not isinstance(value, list) or not value:
+        return [f"{name}: found {value!r}, expected a list of instances; write null for one instance per GPU"]
+    found = [line for entry in value for line in _entry_problems(name, entry)]
+    if found:
+        return found
+    try:
+        instances.check_gpus(
+            instances.Instance(
+                name=entry["name"],
+                gpus=checked_values.check_gpu_list(" ".join(str(gpu) for gpu in entry["gpus"])),
+                pipe_directory="/",
+            )
+            for entry in value
+        )
+    except BadValue as error:
+        return [f"{name}: {error}"]
+    return []
+
+
+def _entry_problems(name: str, entry: Any) -> list[str]:
+    if not isinstance(entry, dict) or "name" not in entry:
+        return [f"{name}: found {entry!r}, expected an instance; write for example {{name: train, gpus: ['0']}}"]
+    place = f"{name}[{entry['name']}]"
+    found = _refusal(name, checked_values.check_name, entry["name"])
+    for key in sorted(set(entry) - set(_OF_AN_ENTRY)):
+        near = difflib.get_close_matches(str(key), _OF_AN_ENTRY, 1)
+        remedy = f"did you mean {near[0]}?" if near else "remove it"
+        found.append(f"{place}: found {key!r}, expected one of {', '.join(_OF_AN_ENTRY)}; {remedy}")
+    gpus = entry.get("gpus")
+    if isinstance(gpus, list):
+        found.extend(_refusal(place, lambda listed: checked_values.check_gpu_list(" ".join(map(str, listed))), gpus))
+    else:
+        found.append(f"{place}: found {gpus!r} for gpus, expected a list of GPUs; write for example gpus: ['0']")
+    for key, setting in OVERRIDES.items():
+        if entry.get(key) is not None:
+            found.extend(_refusal(f"{place}.{key}", setting.check, entry[key]))
+        elif key in entry and setting.null_refused:
+            found.append(_no_null(f"{place}.{key}", f"remove it to get the value of {setting.variable}"))
+    return found
+
+
+def _fit_problems(values: Mapping[str, Any]) -> list[str]:
+    """Clients that fit on no GPU, whatever its model: what only the host's GPU tells is refused by its look."""
+    entries = values.get(f"{PREFIX}instances")
+    owners: list[tuple[str, Mapping[str, Any]]] = [(f"{PREFIX}expected_clients", {})]
+    if isinstance(entries, list):
+        owners = [(f"{PREFIX}instances[{entry.get('name')}]", entry) for entry in entries if isinstance(entry, dict)]
+    found = []
+    for place, entry in owners:
+        clients, limit = (
+            entry[key] if key in entry else values.get(PREFIX + key)
+            for key in ("expected_clients", "device_memory_limit")
+        )
+        try:
+            wanted = None if clients is None else checked_values.check_expected_clients(clients)
+            share = None if limit is None else quantity.parse(limit)
+        except BadValue:
+            continue  # said elsewhere
+        found.extend(_refusal(place, lambda pair: fit.refuse_anywhere(*pair), (share, wanted)))
+    return found
+
+
+def _pipe_problems(values: Mapping[str, Any]) -> list[str]:
+    root, entries = values.get(f"{PREFIX}pipe_root"), values.get(f"{PREFIX}instances")
+    if root is None:
+        return []
+    names = [entry.get("name") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    good = [str(name) for name in names if not _refusal("", checked_values.check_name, name)]
+    longest = max(good, key=len, default="0")
+    return _refusal(f"{PREFIX}pipe_root", lambda text: checked_values.check_pipe_root(text, longest), root)
+
+
+def together(lines_by_host: Mapping[str, Iterable[str]], shown: int = 4) -> list[str]:
+    """One line for each problem, behind the hosts that have it."""
+    hosts_by_line: dict[str, list[str]] = {}
+    for host, lines in lines_by_host.items():
+        for line in lines:
+            hosts_by_line.setdefault(line, []).append(host)
+    found = []
+    for line, hosts in hosts_by_line.items():
+        more = f" and {len(hosts) - shown} more" if len(hosts) > shown else ""
+        found.append(f"{', '.join(hosts[:shown])}{more}: {line}")
+    return found

@@ -1,0 +1,246 @@
+"""What a value of a setting may be: one function for each kind, which gives it back typed or refuses it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+
+from mpsctl.model import gpu as gpu_names
+from mpsctl.model.errors import BadValue
+
+REPORT, TERMINATE, RESTART = "report", "terminate", "restart"
+REFUSE, WAIT = "refuse", "wait"
+IGNORE, WARN, FAIL = "ignore", "warn", "fail"
+RESTORE, PROHIBITED = "restore", "prohibited"
+
+DRAIN_TIMEOUT_S = 300
+"""How long clients are waited for where nothing else is said."""
+
+DAEMON_DIRECTORY_MAX_BYTES = 87
+"""The longest pipe directory that the daemon can serve: ``<directory>/control_privileged`` must fit a
+socket address. At 88 it exits with 1 and says nothing (control daemons 535, 550, 555)."""
+
+PRIVATE_NAME_BYTES = 12
+"""The daemon's own directory inside the public one: a dot and 11 characters that cannot be guessed."""
+
+_USER = re.compile(r"[a-z_][a-z0-9_.-]{0,31}|0|[1-9][0-9]{0,9}", re.IGNORECASE)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
+_PATH = re.compile(r"(?:/[A-Za-z0-9_.-]+)+")
+_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._:=-]*")
+_HOSTS = re.compile(r"[1-9][0-9]{0,4}|(?:100|[1-9][0-9]?)%")
+_UNSAFE_ROOTS = ("/tmp", "/var/tmp", "/dev/shm", "/root")
+
+
+def check_name(name: object) -> str:
+    """An instance's name that systemd, a path and a socket address can carry.
+
+    :raises BadValue: otherwise; the variable is ``mps_instances``.
+    """
+    if isinstance(name, str) and _NAME.fullmatch(name):
+        return name
+    raise BadValue(
+        f"the instance name {name!r}",
+        "1 to 32 letters, digits, '_', '.' or '-', beginning with a letter or digit",
+        "rename the instance",
+        variable="mps_instances",
+    )
+
+
+def check_gpu_list(text: str) -> tuple[str, ...]:
+    """The devices of an instance, in the order that gives them their ordinals.
+
+    :raises BadValue: if empty, not a device's name, or a device is named twice.
+    """
+    references = tuple(gpu_names.check_reference(part) for part in re.split(r"[,\s]+", text.strip()) if part)
+    if not references:
+        raise BadValue("no GPU", "at least one GPU", "name one by index, UUID or PCI address")
+    for reference in references:
+        if references.count(reference) > 1:
+            raise BadValue(f"GPU {reference} twice", "each GPU once", "remove one")
+    return references
+
+
+def check_pipe_directory(text: object) -> str:
+    """A public pipe directory: clients and the daemon's own directory inside it fit their socket addresses.
+
+    :raises BadValue: for a relative, unclean or too long path, or one that is cleaned, shared or closed.
+    """
+    path = _check_path(text)
+    excess = len(path.encode()) + 1 + PRIVATE_NAME_BYTES - DAEMON_DIRECTORY_MAX_BYTES
+    if excess > 0:
+        raise BadValue(
+            f"{path!r} of {len(path.encode())} bytes",
+            f"at most {DAEMON_DIRECTORY_MAX_BYTES - 1 - PRIVATE_NAME_BYTES} bytes (the daemon's longest socket"
+            f" needs {DAEMON_DIRECTORY_MAX_BYTES} less the {PRIVATE_NAME_BYTES + 1} of its own directory)",
+            f"shorten it by {excess}",
+        )
+    return path
+
+
+def check_pipe_root(text: object, longest_instance_name: str = "0") -> str:
+    """The directory under which every instance has its pipe directory.
+
+    :raises BadValue: as check_pipe_directory, for the longest of the instances' names.
+    """
+    path = _check_path(text)
+    try:
+        check_pipe_directory(f"{path}/{longest_instance_name}")
+    except BadValue as error:
+        raise error.named("PipeDirectory", "mps_pipe_root") from None
+    return path
+
+
+def _check_path(text: object) -> str:
+    if not isinstance(text, str) or not _PATH.fullmatch(text) or str(PurePosixPath(text)) != text:
+        raise BadValue(
+            repr(text), "an absolute path of letters, digits, '_', '.' and '-'", "write for example /run/nvidia-mps"
+        )
+    if any(part in (".", "..") for part in text.split("/")):
+        raise BadValue(repr(text), "a path without '.' and '..'", "write it out")
+    for root in _UNSAFE_ROOTS:
+        if text == root or text.startswith(root + "/"):
+            why = "closed to other users" if root == "/root" else "emptied by cleaners and shared by everyone"
+            raise BadValue(repr(text), f"a path outside {root}, which is {why}", "use /run/nvidia-mps")
+    return text
+
+
+def check_compute_mode(text: object) -> str:
+    """:raises BadValue: if it is neither ``exclusive_process`` nor ``default``."""
+    if text in (gpu_names.EXCLUSIVE_PROCESS, gpu_names.DEFAULT):
+        return str(text)
+    raise BadValue(repr(text), "exclusive_process or default (or nothing: not managed)", "write exclusive_process")
+
+
+def check_when_down(text: object) -> str:
+    """:raises BadValue: if it is neither ``restore`` nor ``prohibited``."""
+    if text in (RESTORE, PROHIBITED):
+        return str(text)
+    raise BadValue(repr(text), "restore or prohibited", "write restore")
+
+
+def check_multi_user(value: object) -> bool:
+    """systemd's words for a boolean.
+
+    :raises BadValue: otherwise.
+    """
+    words = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
+    known = words.get(str(value).lower())
+    if known is None:
+        raise BadValue(repr(value), "yes or no", "write no")
+    return known
+
+
+def check_server_user(value: object) -> str:
+    """A user by name or number; whether the host has it is seen there.
+
+    :raises BadValue: if it is neither.
+    """
+    if isinstance(value, bool) or not _USER.fullmatch(str(value)):
+        raise BadValue(repr(value), "a user's name or number", "write for example 1000")
+    return str(value)
+
+
+def check_group(value: object) -> str:
+    """A group by name or number; whether the host has it is seen there.
+
+    :raises BadValue: if it is neither.
+    """
+    if isinstance(value, bool) or not _USER.fullmatch(str(value)):
+        raise BadValue(repr(value), "a group's name or number", "write for example video")
+    return str(value)
+
+
+def check_thread_percentage(value: object) -> float:
+    """A share of the multiprocessors in percent, above 0 and up to 100, with at most one decimal.
+
+    The daemon keeps its old value without a word for 0, 101 or text, and prints one decimal (control
+    daemons 535, 550, 555; driver 580).
+
+    :raises BadValue: otherwise.
+    """
+    expected = "a number above 0 and up to 100 with at most one decimal"
+    text = str(value)
+    if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,3}(?:\.[0-9])?", text) or not 0 < float(text) <= 100:
+        raise BadValue(repr(value), expected, "write for example 50")
+    return float(text)
+
+
+def check_client_priority(value: object) -> int:
+    """0 (normal) or 1 (below normal); for a word the daemon would silently take 0.
+
+    :raises BadValue: otherwise.
+    """
+    if isinstance(value, bool) or str(value) not in ("0", "1"):
+        raise BadValue(repr(value), "0 (normal) or 1 (below normal)", "write 0 or 1")
+    return int(str(value))
+
+
+def check_expected_clients(value: object) -> int:
+    """How many clients are to fit on each device: a whole number above 0.
+
+    :raises BadValue: otherwise.
+    """
+    if isinstance(value, bool) or not re.fullmatch(r"[1-9][0-9]{0,3}", str(value)):
+        raise BadValue(repr(value), "a whole number of clients, at least 1", "write for example 8")
+    return int(str(value))
+
+
+def check_limit_bypass(text: object) -> str:
+    """:raises BadValue: if it is neither ``report`` nor ``terminate``."""
+    if text in (REPORT, TERMINATE):
+        return str(text)
+    raise BadValue(repr(text), "report or terminate", "write report")
+
+
+def check_on_clients(text: object) -> str:
+    """:raises BadValue: if it is neither ``refuse`` nor ``wait`` nor ``terminate``."""
+    if text in (REFUSE, WAIT, TERMINATE):
+        return str(text)
+    raise BadValue(repr(text), "refuse, wait or terminate", "write refuse")
+
+
+def check_distributed_jobs(text: object) -> str:
+    """:raises BadValue: if it is none of ``ignore``, ``warn`` and ``fail``."""
+    if text in (IGNORE, WARN, FAIL):
+        return str(text)
+    raise BadValue(repr(text), "ignore, warn or fail", "write warn")
+
+
+def check_unresponsive_daemon(text: object) -> str:
+    """:raises BadValue: if it is neither ``report`` nor ``restart``."""
+    if text in (REPORT, RESTART):
+        return str(text)
+    raise BadValue(repr(text), "report or restart", "write report")
+
+
+def check_timeout_s(value: object) -> int:
+    """Whole seconds from 1 to 3600.
+
+    :raises BadValue: otherwise.
+    """
+    if isinstance(value, bool) or not re.fullmatch(r"[1-9][0-9]{0,3}", str(value)) or int(str(value)) > 3600:
+        raise BadValue(repr(value), "whole seconds from 1 to 3600", "write for example 90")
+    return int(str(value))
+
+
+def check_package(value: object) -> object:
+    """True for the distribution's package, False for none, or the name of a package.
+
+    :raises BadValue: otherwise.
+    """
+    if isinstance(value, bool) or (isinstance(value, str) and _PACKAGE.fullmatch(value)):
+        return value
+    raise BadValue(repr(value), "true, false or a package's name", "write false to install nothing")
+
+
+def check_serial(value: object) -> object:
+    """How many hosts are changed at a time: a number, a percentage, or a list of these.
+
+    :raises BadValue: otherwise.
+    """
+    for size in value if isinstance(value, list) and value else [value]:
+        whole = isinstance(size, int) and not isinstance(size, bool) and size > 0
+        if not whole and not (isinstance(size, str) and _HOSTS.fullmatch(size)):
+            expected = "a number of hosts, a percentage up to 100% or a list of these"
+            raise BadValue(repr(size), expected, 'write for example 5 or "20%"')
+    return value
