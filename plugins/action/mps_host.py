@@ -106,7 +106,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         words = ["verify", "--json", *(["--probe-client"] if arguments["probe_client"] else [])]
         python = self._python(task_vars)
         answer = transport.answer(self._run_there(transport.command(installed, python, words), b"")["stdout"])
-        carried = answer is None or "instances" not in answer
+        carried = answer is None or answer.get("format") != report.ANSWER_FORMAT or "instances" not in answer
         if answer is None or carried:
             answer = self._send("", arguments["program"], python, words)
         failing = report.failing({"verified": answer})

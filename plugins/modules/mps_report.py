@@ -9,7 +9,7 @@ short_description: Write one report on what mpsctl verify found on all hosts
 description:
   - Takes the results of M(mps_host) with O(mps_host#module:phase=verify) of every host of the play and writes
     C(verify.json) and C(verify.html) on the controller. The page is one file and needs no network.
-  - A host fails if one of its checks does, if it is unreachable or has no instance. Warnings fail nothing.
+  - A host fails if one of its checks is critical, if it is unreachable or has no instance. Warnings fail nothing.
   - The task itself never fails; RV(failing) is for the task behind it.
 options:
   results:
@@ -51,7 +51,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 worst:
-  description: The worst level of all hosts, pass, warn, fail or cannot tell.
+  description: The worst level of all hosts, ok, warning, critical or unknown.
   returned: always
   type: str
 failing:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 import jinja2
 
 from . import project
 
-from mpsctl.model.finding import CANNOT_TELL, FAIL, PASS, worst  # isort: skip
+from mpsctl.model.finding import CRITICAL, OK, UNKNOWN, WARNING, worst  # isort: skip
 
-FORMAT = 1
+FORMAT = 2
+ANSWER_FORMAT = 2
+"""The format of `mpsctl verify --json` that is read here: a host may still have the program of an earlier release."""
 _HOST = "the host"
 """Stands where an instance's name would for checks that belong to none."""
 
@@ -56,20 +58,29 @@ def _beside(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, An
         known = {check["name"]: f"{check['level']}: {check['found']}" for check in former}
         return [{**check, "before": known.get(check["name"], "no such check")} for check in checks]
 
+    former = before.get("instances") or {}
     instances = {
-        name: annotated(checks, (before.get("instances") or {}).get(name, ()))
-        for name, checks in (after.get("instances") or {}).items()
+        name: {**one, "checks": annotated(_checks(one), _checks(former.get(name)))}
+        for name, one in (after.get("instances") or {}).items()
     }
-    return {**after, "host": annotated(after.get("host") or (), before.get("host") or ()), "instances": instances}
+    host = {"checks": annotated(_checks(after.get("host")), _checks(before.get("host")))}
+    return {**after, "host": host, "instances": instances}
+
+
+def _checks(part: Optional[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The checks of one part of an answer of `mpsctl verify`: of the host, or of an instance."""
+    found: Sequence[Mapping[str, Any]] = (part or {}).get("checks") or ()
+    return found
 
 
 def _severity(level: str) -> int:
-    return [FAIL, "warn", CANNOT_TELL, PASS].index(level)
+    return [CRITICAL, WARNING, UNKNOWN, OK].index(level)
 
 
 def _host(result: Mapping[str, Any]) -> dict[str, Any]:
     found = result.get("verified") or {}
-    groups = {_HOST: list(found.get("host") or ()), **(found.get("instances") or {})}
+    instances = {name: list(_checks(one)) for name, one in (found.get("instances") or {}).items()}
+    groups = {_HOST: list(_checks(found.get("host"))), **instances}
     if result.get("problem"):
         problem = _check("came-back", _line(result["problem"]), "a host that is as before", "mend it and run again")
     elif result.get("unreachable"):
@@ -100,7 +111,7 @@ def _host(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(name: str, found: str, expected: str, remedy: str) -> dict[str, Any]:
-    return {"name": name, "level": FAIL, "found": found, "expected": expected, "remedy": remedy, "evidence": []}
+    return {"name": name, "level": CRITICAL, "found": found, "expected": expected, "remedy": remedy, "evidence": []}
 
 
 def _line(text: object) -> str:
@@ -113,7 +124,7 @@ def failing(result: Mapping[str, Any]) -> list[str]:
         _told(group["name"], check)
         for group in _host(result)["groups"]
         for check in group["checks"]
-        if check["level"] == FAIL
+        if check["level"] == CRITICAL
     ]
 
 
@@ -124,7 +135,7 @@ def _told(group: str, check: Mapping[str, Any]) -> str:
 
 def _first(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """What matters most of a host, in one line; empty where all is well."""
-    bad = [(name, check) for name, checks in groups.items() for check in checks if check["level"] != PASS]
+    bad = [(name, check) for name, checks in groups.items() for check in checks if check["level"] != OK]
     if not bad:
         return ""
     return _told(*min(bad, key=lambda pair: _severity(pair[1]["level"])))
@@ -149,12 +160,12 @@ def _in_order(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 
 def fails(level: str) -> bool:
     """Whether a host of this level fails; warnings and what cannot be told fail nothing."""
-    return level == FAIL
+    return level == CRITICAL
 
 
 def summary(report: Mapping[str, Any], shown: int = 4) -> str:
     """One line on the hosts that fail, or on the fleet where none does."""
-    failing = [f"{host} ({about['first']})" for host, about in _in_order(report) if about["level"] == FAIL]
+    failing = [f"{host} ({about['first']})" for host, about in _in_order(report) if about["level"] == CRITICAL]
     total = len(report["hosts"])
     if not failing:
         counts = ", ".join(f"{number} {level}" for level, number in report["count"].items())

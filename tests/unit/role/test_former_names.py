@@ -140,7 +140,7 @@ def test_instances_of_any_kind_are_left_to_the_checks(entries: object) -> None:
 ASKED = """\
 import json, pathlib, sys
 pathlib.Path(sys.argv[0]).with_name("asked").write_text(" ".join(sys.argv[1:]))
-print(json.dumps({"format": 1, "instances": {"0": []}, "host": []}))
+print(json.dumps({"format": 2, "instances": {"0": {"checks": []}}, "host": {"checks": []}}))
 """
 WITNESS = "witness: found a former name, which the next release no longer takes; write probe_client"
 
