@@ -18,9 +18,9 @@ NO_INSTANCE = 1
 """status of a host on which no instance has a file: it has not been converged."""
 
 
-def exit_code(verb: str, worst: str) -> int:
-    """The exit code of a verb whose worst word is ``worst``."""
-    return EXIT_CODES[verb][worst]
+def exit_code(verb: str, worst: str, instances: bool = True) -> int:
+    """The exit code of a verb whose worst word is ``worst``; ``instances`` is whether any has a file on this host."""
+    return EXIT_CODES[verb][worst] if instances or verb != STATUS else NO_INSTANCE
 
 
 def rows() -> list[tuple[str, ...]]:

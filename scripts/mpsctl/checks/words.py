@@ -13,7 +13,6 @@ from mpsctl.observe import process_facts
 from mpsctl.observe.facts import ABSENT, NO_RIGHT, NOT_TOLD, ClientFacts, DaemonProcess, OverLimit, Unread
 from mpsctl.observe.process_facts import GpuProcess, Obstacle
 
-
 SIMULATED = "simulated GPUs: a lab stands in for NVML, the PCI bus and the driver; the control daemon is real"
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Mapping, Sequence
 
+from mpsctl.checks.report import Report
 from mpsctl.cli.output import colour, say
-from mpsctl.model.finding import CRITICAL, OK, UNKNOWN, WARNING, Check
+from mpsctl.model.finding import CRITICAL, OK, UNKNOWN, WARNING, Check, worst
 
 COLOURS: Mapping[str, str] = {OK: "32", WARNING: "33", CRITICAL: "31", UNKNOWN: "35"}
-_SIGNS: Mapping[str, str] = {CRITICAL: "!", WARNING: "!", UNKNOWN: "?"}
 
 
 def word(level: str) -> str:
@@ -16,25 +16,35 @@ def word(level: str) -> str:
     return colour(level if level == OK else level.upper(), COLOURS[level])
 
 
-def amiss(checks: Sequence[Check], indent: str = "") -> None:
-    """Show what is critical and what warns, the worst first, with what is expected and what to do; then in one line what
-    is not known."""
+def host(found: Report, brief: bool = False) -> None:
+    """Show what is amiss with the host; nothing where it is ok."""
+    if found.word_of_host != OK:
+        say("host: ", word(found.word_of_host))
+        amiss(found.host, "  ", brief)
+
+
+def amiss(checks: Sequence[Check], indent: str = "", brief: bool = False) -> None:
+    """Show what is critical and what warns, the worst first, each with what is expected and what to do; then what is not
+    known, each reason once: what a missing daemon or driver hides is one thing, not twenty.
+
+    ``brief`` is for a journal: a line for each, and what is not known only where it is the worst.
+    """
     for level in (CRITICAL, WARNING):
         for one in (each for each in checks if each.level == level):
-            say(indent, colour(_SIGNS[level], COLOURS[level]), f" {one.name}: {one.found}")
-            if one.expected:
-                say(f"{indent}    expected: {one.expected}")
-            if one.remedy:
-                say(f"{indent}    do: {one.remedy}")
-    unknown(checks, indent)
-
-
-def unknown(checks: Sequence[Check], indent: str = "") -> None:
-    """Show in one line what is not known: what a missing daemon or driver hides is one thing, not twenty."""
-    left = [one for one in checks if one.level == UNKNOWN]
-    if not left:
+            _amiss(one, indent, brief)
+    if brief and worst(each.level for each in checks) != UNKNOWN:
         return
-    reasons = list(dict.fromkeys(one.found for one in left))
-    more = f" (and {len(reasons) - 1} more reasons)" if len(reasons) > 1 else ""
-    names = ", ".join(one.name for one in left)
-    say(indent, colour(_SIGNS[UNKNOWN], COLOURS[UNKNOWN]), f" not known: {names}: {reasons[0]}{more}")
+    hidden: dict[str, list[str]] = {}
+    for one in (each for each in checks if each.level == UNKNOWN):
+        hidden.setdefault(one.found, []).append(one.name)
+    for reason, names in hidden.items():
+        say(indent, colour("?", COLOURS[UNKNOWN]), f" {', '.join(names)}: {reason}")
+
+
+def _amiss(one: Check, indent: str, brief: bool) -> None:
+    remedy = f"; do: {one.remedy}" if brief and one.remedy else ""
+    say(indent, colour("!", COLOURS[one.level]), f" {one.name}: {one.found}{remedy}")
+    if not brief:
+        for what, text in (("expected", one.expected), ("do", one.remedy)):
+            if text:
+                say(f"{indent}    {what}: {text}")

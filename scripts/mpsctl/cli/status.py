@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Optional
 
-from mpsctl.checks import document, verbs, words
+from mpsctl.checks import words
 from mpsctl.checks.judgement import STATUS
 from mpsctl.checks.report import Report, report
 from mpsctl.cli import output, render
@@ -13,7 +13,7 @@ from mpsctl.cli.output import say
 from mpsctl.model.finding import OK
 from mpsctl.model.foreign import shown
 from mpsctl.observe.facts import ClientFacts, GpuFacts, InstanceFacts, ServerFacts, Value
-from mpsctl.observe.host import HostFacts, look
+from mpsctl.observe.host import look
 from mpsctl.store import configuration
 from mpsctl.store.drains import Drain
 from mpsctl.store.world import World
@@ -30,20 +30,20 @@ def status(world: World, options: argparse.Namespace) -> int:
             configuration.load(world, name)  # says which there are
     host = look(world, options.instances or None)
     found = report(host, STATUS)
-    code = verbs.exit_code(STATUS, found.worst) if host.instances else verbs.NO_INSTANCE
     if options.json:
-        output.say_json(document.of(host, found, code))
+        output.say_json(found.as_json())
     else:
-        _show(world, host, found)
-    return code
+        _show(found)
+    return found.exit_code
 
 
-def _show(world: World, host: HostFacts, found: Report) -> None:
+def _show(found: Report) -> None:
+    host = found.facts
     if host.simulated:
         say(output.colour(words.SIMULATED, "33"))
-    render.amiss(found.host)
+    render.host(found)
     if not host.instances:
-        say(f"no instance has a file in {world.places.configuration}: this host has not been converged")
+        say(f"no instance has a file in {host.configuration}: this host has not been converged")
     for name, one in host.instances.items():
         _show_instance(host.gpus, one, found.word(name))
         render.amiss(found.instances[name], "  ")

@@ -5,18 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Sequence
 
-from mpsctl.checks import document, verbs, words
+from mpsctl.checks import words
 from mpsctl.checks.judgement import VERIFY
 from mpsctl.checks.report import Report, report
 from mpsctl.cli import output, render
 from mpsctl.cli.output import colour, say
-from mpsctl.model import finding
 from mpsctl.model.errors import BadValue
 from mpsctl.model.finding import OK, UNKNOWN, Check
-from mpsctl.observe.host import HostFacts, look
+from mpsctl.observe.host import look
 from mpsctl.store.world import World
-
-_PROBE_TIMEOUT_S = 20.0
 
 
 def verify(world: World, options: argparse.Namespace) -> int:
@@ -26,29 +23,28 @@ def verify(world: World, options: argparse.Namespace) -> int:
     """
     if options.allocate and not options.probe:
         raise BadValue("--allocate alone", "it with --probe-client, whose client allocates", "add --probe-client")
-    host = look(world, options.instances or None, isolated=True)
+    host = look(world, options.instances or None, isolated=True, deep=True)
     found = report(host, VERIFY)
     if options.probe:
         from mpsctl.checks import probe_client
 
-        for name, checks in probe_client.look(world, host, options.allocate, _PROBE_TIMEOUT_S).items():
+        for name, checks in probe_client.look(world, host, options.allocate).items():
             found.instances[name] += checks
-    code = verbs.exit_code(VERIFY, found.worst)
     if options.json:
-        output.say_json(document.of(host, found, code))
+        output.say_json(found.as_json())
     else:
-        _show(host, found, options.all)
-    return code
+        _show(found, options.all)
+    return found.exit_code
 
 
-def _show(host: HostFacts, found: Report, every: bool) -> None:
+def _show(found: Report, every: bool) -> None:
     """The status line that monitoring reads, then what is not ok, with what is expected and what to do."""
     say(colour(status_line(found), render.COLOURS[found.worst]))
-    if host.simulated:
+    if found.facts.simulated:
         say(colour(words.SIMULATED, "33"))
-    _section("host", found.host, every)
+    _section("host", found.word_of_host, found.host, every)
     for name, checks in found.instances.items():
-        _section(f"instance {name}", checks, every)
+        _section(f"instance {name}", found.word(name), checks, every)
 
 
 def status_line(found: Report) -> str:
@@ -67,10 +63,9 @@ def status_line(found: Report) -> str:
     return f"{begin}{where}: {first.name}: {text}" + (f"; {more} more did not pass" if more else "")
 
 
-def _section(title: str, checks: Sequence[Check], every: bool) -> None:
-    worst = finding.worst(one.level for one in checks)
+def _section(title: str, word: str, checks: Sequence[Check], every: bool) -> None:
     passed = sum(one.level == OK for one in checks)
-    say(f"{title}: ", render.word(worst), f", {passed} of {len(checks)} checks passed")
+    say(f"{title}: ", render.word(word), f", {passed} of {len(checks)} checks passed")
     told: set[str] = set()
     for one in checks:
         if one.level == OK:

@@ -21,7 +21,7 @@ from mpsctl.model.checked_values import RESTART, TERMINATE
 from mpsctl.model.instance import Instance
 from mpsctl.observe import facts
 from mpsctl.observe.facts import ClientFacts, InstanceFacts, ServerFacts
-from mpsctl.observe.host import HostFacts, look
+from mpsctl.observe.host import look
 from mpsctl.store import limit_bypasses, unresponsive
 from mpsctl.store.limit_bypasses import LimitBypass
 from mpsctl.store.world import World
@@ -64,7 +64,6 @@ class Action:
 class Health:
     """What was found and judged, and what was done about it, by instance."""
 
-    host: HostFacts
     report: Report
     actions: dict[str, list[Action]] = field(default_factory=dict)
 
@@ -72,7 +71,7 @@ class Health:
 def health(world: World) -> Health:
     """Look at every instance that has a file, judge it, and act where its file says so. Raises nothing."""
     host = look(world, isolated=True, instance_timeout_s=INSTANCE_TIMEOUT_S)
-    done = Health(host, report(host, HEALTH))
+    done = Health(report(host, HEALTH))
     for name, found in host.instances.items():
         if found.desired is None or not found.pid:
             continue
