@@ -15,7 +15,6 @@ from mpsctl.model.foreign import shown
 from mpsctl.observe.facts import ClientFacts, GpuFacts, InstanceFacts, ServerFacts, Value
 from mpsctl.observe.host import look
 from mpsctl.store import configuration
-from mpsctl.store.drains import Drain
 from mpsctl.store.world import World
 
 
@@ -66,17 +65,10 @@ def _show_instance(gpus: GpuFacts, one: InstanceFacts, word: str) -> None:
     if one.desired is not None:
         door = "clients may connect" if one.door_open else "closed to clients"
         say(f"  pipe directory {one.desired.pipe_directory}: {door}")
-    if one.drain is not None:
-        say(f"  {drained(one.drain)}")
     for value in one.values:
         say(f"  {_value(value, 'the daemon')}")
     for server in one.servers:
         _show_server(server)
-
-
-def drained(drain: Drain) -> str:
-    """Since when, by whom and why an instance lets no new client in."""
-    return f"drained since {shown(drain.since)}"
 
 
 def _show_server(server: ServerFacts) -> None:
