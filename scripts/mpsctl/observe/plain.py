@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any, Mapping
 
 from mpsctl.model.errors import BadValue
-from mpsctl.model.foreign import shown
+from mpsctl.model.foreign import line, shown
 from mpsctl.model.gpu import Device
 from mpsctl.model.quantity import Quantity
 from mpsctl.observe.facts import GpuFacts, InstanceFacts, UnitFacts, Value
+from mpsctl.observe.process_facts import GpuProcess
 
-_LEFT_OUT: Mapping[type, tuple[str, ...]] = {InstanceFacts: ("log",)}
-"""The lines of a journal have no bound, and what they say stands in other facts."""
+_LEFT_OUT: Mapping[type, tuple[str, ...]] = {InstanceFacts: ("log",), GpuProcess: ("variables",)}
+"""A journal has no bound, and others' environments are not ours to spread: what matters of them stands in other facts
+and in checks."""
+_MOST = 100
+"""How many characters of a foreign text stand in a fact: a host may have hundreds of clients, with a few texts each."""
 _ADDED: Mapping[type, tuple[str, ...]] = {
     InstanceFacts: ("active", "serves", "clients_unknown", "unresponsive"),
     UnitFacts: ("active",),
@@ -44,7 +49,7 @@ def of(value: object) -> Any:
         names = [one.name for one in fields(value) if one.name not in _LEFT_OUT.get(kind, ())]
         return {name: of(getattr(value, name)) for name in (*names, *_ADDED.get(kind, ()))}
     if isinstance(value, Mapping):
-        return {shown(str(key)): of(one) for key, one in value.items()}
+        return {shown(str(key), _MOST): of(one) for key, one in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [of(one) for one in value]
-    return shown(str(value))
+    return line(str(value)) if isinstance(value, Path) else shown(str(value), _MOST)
