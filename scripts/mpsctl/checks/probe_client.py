@@ -1,32 +1,38 @@
 """A real CUDA client as probe client: what one sees that comes through an instance as its users do.
 
 In single-user mode a client of another user waits until the first one's clients have ended, and the server is then
-replaced (driver 580, H200). So the probe client comes as the user of the server that runs, or as the configured one; as root
-only where neither is known. In multi-user mode it comes as root and as an unprivileged user. Where only the members of
-a group may connect, it comes as one of them; who is none is judged by the processes that are there.
+replaced (driver 580, H200). So the probe client comes as the user of the server that runs, or as the configured one; as
+root only where neither is known. In multi-user mode it comes as root and as an unprivileged user. Where only the members
+of a group may connect, it comes as one of them; who is none is judged by the processes that are there.
 
 A probe client takes the memory of one context, and for a trial of the limit a little more than the limit for a moment.
-Where that much is not free, or the clients are near the driver's cap, nothing is started: the answer is "cannot tell".
+Where that much is not free, or the clients are near the driver's cap, nothing is started: the answer is unknown.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional, Sequence
+from typing import TYPE_CHECKING, Mapping, Optional, Sequence
 
 from mpsctl.adapters import control_daemon as control
-from mpsctl.adapters import hardware, pipe, procfs
+from mpsctl.adapters import hardware, procfs
+from mpsctl.adapters.bounded import Call
 from mpsctl.adapters.control_daemon import Daemon, Server
+from mpsctl.checks import words
 from mpsctl.model import fit
 from mpsctl.model.costs import Costs
 from mpsctl.model.daemon_environment import PIPE_DIRECTORY, VISIBLE_DEVICES
 from mpsctl.model.errors import MpsctlError, NotReady
-from mpsctl.model.finding import CANNOT_TELL, FAIL, PASS, WARN, Check
+from mpsctl.model.finding import CRITICAL, NOTHING, OK, PERSON, RELOAD, UNKNOWN, WARNING, Check
+from mpsctl.model.foreign import pasted
 from mpsctl.model.gpu import Device
 from mpsctl.model.instance import Instance
-from mpsctl.store import configuration, fitting, measured
+from mpsctl.observe.facts import InstanceFacts
+from mpsctl.observe.host import HostFacts
+from mpsctl.store import configuration, measured
 from mpsctl.store.world import World
 
 if TYPE_CHECKING:
@@ -34,6 +40,15 @@ if TYPE_CHECKING:
 
 CONNECTS, LIMIT, MULTIPROCESSORS = "probe-client-under-mps", "probe-client-memory-limit", "probe-client-multiprocessors"
 ALLOCATION, KERNEL = "probe-client-allocation", "probe-client-kernel"
+SUMMARIES: Mapping[str, str] = {
+    CONNECTS: "A client of the instance's users runs under MPS.",
+    LIMIT: "It has no more memory free than its limit.",
+    MULTIPROCESSORS: "It has the multiprocessors of its thread percentage.",
+    ALLOCATION: "It is given memory within its limit, and none past it; with --allocate.",
+    KERNEL: "A small kernel computes the right result; with --allocate.",
+}
+"""What each check says, for the documentation."""
+TIMEOUT_S = 20.0
 _UNPRIVILEGED = "nobody"
 _MARGIN_MIB = 256
 """What stays free on the card beside the probe client: a client at work may be about to allocate."""
@@ -53,58 +68,86 @@ class _Place:
     ordinal: int
     uid: Optional[int]
     costs: Costs
+    gpu_name: str
     end_s: float
 
     @property
     def limit_mib(self) -> Optional[int]:
-        return None if self.instance.limit is None else self.instance.limit.on(self.device.memory_mib)
+        limit, memory_mib = self.instance.limit, self.device.memory_mib
+        return None if limit is None or memory_mib is None else limit.on(memory_mib)
 
-    def check(self, name: str, level: str, found: str, expected: str = "", remedy: str = "") -> Check:
-        who = procfs.user(self.uid) if self.uid is not None else None
+    @property
+    def reload(self) -> str:
+        return f"systemctl reload {pasted(self.instance.unit)}"
+
+    def check(
+        self, name: str, level: str, found: str, expected: str = "", remedy: str = "", mends: str = PERSON
+    ) -> Check:
+        """A check of this place; what mends it counts where it is amiss."""
+        user = procfs.user(self.uid) if self.uid is not None else None
         where = f", device {self.ordinal}" if len(self.uuids) > 1 else ""
-        return Check(name, level, f"user {who or self.uid}{where}: {found}", expected, remedy)
+        line = f"{words.who(user, self.uid)}{where}: {found}"
+        facts = {"uid": self.uid, "device": self.ordinal}
+        mended = mends if level in (CRITICAL, WARNING) else NOTHING
+        return Check(name, level, line, expected, remedy, mends=mended, facts=facts)
 
 
-def look(world: World, instance: Instance, allocate: bool = False, timeout_s: float = 20) -> list[Check]:
-    """What probe clients through a running instance see, on each of its devices and for each of its users.
+def look(world: World, host: HostFacts, allocate: bool = False, timeout_s: float = TIMEOUT_S) -> dict[str, list[Check]]:
+    """What probe clients through the instances of a look see, by the instance's name, on each device and for each user.
 
-    ``allocate`` adds an allocation within the limit, one past it, and a small kernel whose result is checked. All
-    together they have ``timeout_s`` seconds. Where no server runs, the first probe client has one started, which stays.
+    ``allocate`` adds an allocation within the limit, one past it, and a small kernel whose result is checked. All of one
+    instance have ``timeout_s`` seconds together, and a process of their own: what hangs in one holds up no other. Where
+    no server runs, the first probe client has one started, which stays.
     """
-    daemon = world.daemon_of(instance.name, Path(instance.pipe_directory))
-    checks: list[Check] = []
+    calls = {
+        name: Call(partial(look_at_one, world, host, one, allocate, timeout_s), 2 * timeout_s, "the probe client")
+        for name, one in host.instances.items()
+        if one.desired is not None
+    }
+    found: dict[str, list[Check]] = {}
+    for name, call in calls.items():
+        try:
+            found[name] = call.answer()
+        except NotReady as error:
+            found[name] = [Check(CONNECTS, UNKNOWN, str(error), "an answer in time")]
+    return found
+
+
+def look_at_one(
+    world: World, host: HostFacts, one: InstanceFacts, allocate: bool = False, timeout_s: float = TIMEOUT_S
+) -> list[Check]:
+    """What probe clients through one instance see; nothing is raised that has a line for people."""
     try:
-        if pipe.behind_door(Path(instance.pipe_directory)) is None:
-            raise NotReady("the instance lets no clients in")
-        users = users_of(world, instance, daemon)
-        with world.nvml() as nvml:
-            devices = configuration.resolve(instance, nvml.gpus())
-            driver = nvml.driver_version()
-            end_s = world.now_s() + timeout_s
-            for ordinal, device in enumerate(devices):
-                card = fitting.kind_of(device, driver)
-                costs = measured.costs_of(world, card.name, driver, instance.thread_percentage)
-                uuids = tuple(one.uuid for one in devices)
-                for uid in users:
-                    place = _Place(world, instance, uuids, device, ordinal, uid, costs, end_s)
-                    servers = control.servers(daemon)
-                    clients = sum(len(control.clients(daemon, server.pid)) for server in servers)
-                    free_mib = nvml.load(device.uuid).free_mib
-                    crowded = _crowded(place, card, clients, bool(servers), free_mib)
-                    if crowded:
-                        checks.append(place.check(CONNECTS, CANNOT_TELL, crowded, "room for one more client"))
-                    else:
-                        checks += _probe(place, allocate, free_mib or 0)
+        return _look(world, host, one, allocate, timeout_s)
     except MpsctlError as error:
-        checks.append(
-            Check(
-                CONNECTS,
-                CANNOT_TELL,
-                f"no client could be sent: {error}",
-                "one through the instance",
-                f"see `mpsctl status {instance.name}`",
-            )
-        )
+        found = f"no client could be sent: {error}"
+        return [Check(CONNECTS, UNKNOWN, found, "one through the instance", f"see `mpsctl status {pasted(one.name)}`")]
+
+
+def _look(world: World, host: HostFacts, one: InstanceFacts, allocate: bool, timeout_s: float) -> list[Check]:
+    instance = one.desired
+    if instance is None or not one.door_open:
+        raise NotReady("the instance lets no clients in")
+    daemon = world.daemon_of(instance.name, Path(instance.pipe_directory))
+    users = users_of(world, instance, daemon)
+    uuids = tuple(device.uuid for device in one.devices)
+    end_s = world.now_s() + timeout_s
+    checks: list[Check] = []
+    with world.nvml() as nvml:
+        for ordinal, device in enumerate(one.devices):
+            card, costs = one.cards.get(device.uuid), one.costs.get(device.uuid)
+            if card is None or costs is None:
+                raise NotReady(f"NVML does not tell how much memory {device} has")
+            for uid in users:
+                place = _Place(world, instance, uuids, device, ordinal, uid, costs, card.name, end_s)
+                servers = control.servers(daemon)
+                clients = sum(len(control.clients(daemon, server.pid)) for server in servers)
+                free_mib = nvml.load(device.uuid).free_mib  # of this moment: nobody is to be disturbed
+                crowded = _crowded(place, card, clients, bool(servers), free_mib)
+                if crowded:
+                    checks.append(place.check(CONNECTS, UNKNOWN, crowded, "room for one more client"))
+                else:
+                    checks += _probe(place, allocate, free_mib or 0)
     return checks
 
 
@@ -176,7 +219,7 @@ def _probe(place: _Place, allocate: bool, free_mib: int) -> list[Check]:
     world = place.world
     left_s = place.end_s - world.now_s()
     if left_s <= 0:
-        return [place.check(CONNECTS, CANNOT_TELL, "the time for probe clients was over", "an answer in time")]
+        return [place.check(CONNECTS, UNKNOWN, "the time for probe clients was over", "an answer in time")]
     trial = _trial(place, allocate, free_mib)
     environment = {PIPE_DIRECTORY: place.instance.pipe_directory, VISIBLE_DEVICES: ",".join(place.uuids)}
     try:
@@ -187,16 +230,20 @@ def _probe(place: _Place, allocate: bool, free_mib: int) -> list[Check]:
         return [
             place.check(
                 CONNECTS,
-                CANNOT_TELL if full else FAIL,
+                UNKNOWN if full else CRITICAL,
                 str(error),
                 "a client that starts",
-                "ask again when clients have ended" if full else f"`mpsctl status {place.instance.name}`, then its log",
+                "ask again when clients have ended"
+                if full
+                else f"`mpsctl status {pasted(place.instance.name)}`, then its log",
             )
         ]
     except cuda.TooLate as error:
-        return [place.check(CONNECTS, FAIL, str(error), "a client that starts", "look at the daemon and its server")]
+        return [
+            place.check(CONNECTS, CRITICAL, str(error), "a client that starts", "look at the daemon and its server")
+        ]
     except NotReady as error:
-        return [place.check(CONNECTS, CANNOT_TELL, str(error), "libcuda.so.1 of the driver")]
+        return [place.check(CONNECTS, UNKNOWN, str(error), "libcuda.so.1 of the driver")]
 
 
 def _trial(place: _Place, allocate: bool, free_mib: int) -> Trial:
@@ -232,14 +279,12 @@ def _judge(place: _Place, seen: Seen, trial: Trial, allocate: bool, card_free_mi
 def _connected(place: _Place, seen: Seen) -> Check:
     expected = "a client under MPS"
     if seen.under_mps is None:
-        return place.check(
-            CONNECTS, CANNOT_TELL, "this driver does not tell a client whether it is under MPS", expected
-        )
+        return place.check(CONNECTS, UNKNOWN, "this driver does not tell a client whether it is under MPS", expected)
     if seen.under_mps:
-        return place.check(CONNECTS, PASS, f"under MPS, up within {seen.seconds:g} s", expected)
+        return place.check(CONNECTS, OK, f"under MPS, up within {seen.seconds:g} s", expected)
     return place.check(
         CONNECTS,
-        FAIL,
+        CRITICAL,
         f"it ran outside MPS, with {seen.free_mib} MiB free to it",
         expected,
         f"this user must find {place.instance.pipe_directory}/control: see the permissions of every directory above it",
@@ -249,35 +294,36 @@ def _connected(place: _Place, seen: Seen) -> Check:
 def _limit(place: _Place, seen: Seen, card_free_mib: int) -> Check:
     limit_mib, free_mib = place.limit_mib, seen.free_mib
     if limit_mib is None:
-        return place.check(LIMIT, PASS, f"{free_mib} MiB free to it; no limit is managed", "no limit is desired")
+        return place.check(LIMIT, OK, f"{free_mib} MiB free to it; no limit is managed", "no limit is desired")
     found, expected = f"{free_mib} MiB free to it", f"less than the limit of {limit_mib} MiB, by what a context takes"
     if free_mib >= limit_mib:
-        return place.check(LIMIT, FAIL, found, expected, f"reload {place.instance.unit}: no such limit is in force")
+        return place.check(LIMIT, CRITICAL, found, expected, f"{place.reload}: no such limit is in force", RELOAD)
     if card_free_mib < limit_mib + place.costs.server_mib:
         return place.check(
-            LIMIT, CANNOT_TELL, f"{found}, of {card_free_mib} MiB on the card: the card ends before the limit", expected
+            LIMIT, UNKNOWN, f"{found}, of {card_free_mib} MiB on the card: the card ends before the limit", expected
         )
     with_context_mib = free_mib + place.costs.context_mib
     if not place.costs.borrowed and with_context_mib + _TOLERANCE_MIB < limit_mib:
         return place.check(
             LIMIT,
-            WARN,
+            WARNING,
             f"{found}: with its context of {place.costs.context_mib} MiB a limit of about {with_context_mib} MiB",
             expected,
-            f"the server has another limit than is desired: reload {place.instance.unit}",
+            f"the server has another limit than is desired: {place.reload}",
+            RELOAD,
         )
-    return place.check(LIMIT, PASS, found, expected)
+    return place.check(LIMIT, OK, found, expected)
 
 
 def _multiprocessors(place: _Place, seen: Seen) -> Check:
     percentage, found = place.instance.thread_percentage, f"{seen.multiprocessors} multiprocessors"
     if percentage is None:
-        return place.check(MULTIPROCESSORS, PASS, f"{found}; no percentage is managed", "no percentage is desired")
-    all_of_them = measured.multiprocessors_of(place.world, fitting.kind_of(place.device, None).name)
+        return place.check(MULTIPROCESSORS, OK, f"{found}; no percentage is managed", "no percentage is desired")
+    all_of_them = measured.multiprocessors_of(place.world, place.gpu_name)
     if all_of_them is None:
         return place.check(
             MULTIPROCESSORS,
-            CANNOT_TELL,
+            UNKNOWN,
             f"{found}; how many the whole device has was not measured",
             f"{percentage:g} % of them",
             "run `mpsctl measure --threads 100` on a GPU of this model",
@@ -287,10 +333,11 @@ def _multiprocessors(place: _Place, seen: Seen) -> Check:
     good = abs(seen.multiprocessors - desired) <= max(2.0, all_of_them / 50)
     return place.check(
         MULTIPROCESSORS,
-        PASS if good else FAIL,
+        OK if good else CRITICAL,
         found,
         f"about {desired:.0f}, {percentage:g} % of {all_of_them}",
-        "" if good else f"reload {place.instance.unit}; clients that name a percentage themselves have less",
+        "" if good else f"{place.reload}; clients that name a percentage themselves have less",
+        RELOAD,
     )
 
 
@@ -304,24 +351,24 @@ def _allocation(place: _Place, seen: Seen, trial: Trial) -> Check:
     if place.limit_mib is not None:
         expected += f", and {past_mib} MiB refused with error {OUT_OF_MEMORY}"
     if within not in (0, None):
-        return place.check(ALLOCATION, FAIL, f"{within_mib} MiB within the limit: error {within}", expected)
+        return place.check(ALLOCATION, CRITICAL, f"{within_mib} MiB within the limit: error {within}", expected)
     if past == 0:
         return place.check(
-            ALLOCATION, FAIL, f"{past_mib} MiB past the limit were given", expected, f"reload {place.instance.unit}"
+            ALLOCATION, CRITICAL, f"{past_mib} MiB past the limit were given", expected, place.reload, RELOAD
         )
     if past not in (OUT_OF_MEMORY, None):
-        return place.check(ALLOCATION, WARN, f"{past_mib} MiB past the limit: error {past}", expected)
+        return place.check(ALLOCATION, WARNING, f"{past_mib} MiB past the limit: error {past}", expected)
     if within is None or past is None:
         return place.check(
-            ALLOCATION, CANNOT_TELL, "the card has not enough free to try without disturbing others", expected
+            ALLOCATION, UNKNOWN, "the card has not enough free to try without disturbing others", expected
         )
     limited = f", {past_mib} MiB refused with error {past}" if place.limit_mib is not None else ""
-    return place.check(ALLOCATION, PASS, f"{within_mib} MiB given and freed{limited}", expected)
+    return place.check(ALLOCATION, OK, f"{within_mib} MiB given and freed{limited}", expected)
 
 
 def _kernel(place: _Place, seen: Seen) -> Check:
     expected = "a small kernel's right result"
     if seen.kernel_right is None:
-        return place.check(KERNEL, CANNOT_TELL, seen.kernel_problem or "no kernel was run", expected)
+        return place.check(KERNEL, UNKNOWN, seen.kernel_problem or "no kernel was run", expected)
     found = "right" if seen.kernel_right else seen.kernel_problem or "the result is wrong"
-    return place.check(KERNEL, PASS if seen.kernel_right else FAIL, found, expected)
+    return place.check(KERNEL, OK if seen.kernel_right else CRITICAL, found, expected)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, Iterable, Optional
+from typing import Any, Iterable, Optional, Sequence
 
 from mpsctl.checks import (
     client_checks,
@@ -15,10 +14,12 @@ from mpsctl.checks import (
     rank_checks,
     server_checks,
     unit_checks,
+    verbs,
 )
 from mpsctl.checks.judgement import Judgement, View, make
 from mpsctl.model import finding
 from mpsctl.model.finding import Check
+from mpsctl.observe import plain
 from mpsctl.observe.host import HostFacts
 
 OF_HOST: tuple[Judgement, ...] = host_checks.JUDGEMENTS
@@ -32,6 +33,8 @@ OF_INSTANCE: tuple[Judgement, ...] = (
     *rank_checks.JUDGEMENTS,
 )
 JUDGEMENTS = OF_HOST + OF_INSTANCE
+FORMAT = 2
+"""Of the JSON of status, verify and health."""
 _OF_A_REFUSED_FILE = (unit_checks.configuration, unit_checks.unit_enabled, unit_checks.unit_active)
 """What can be judged of an instance whose file is refused, or that could not be looked at."""
 
@@ -41,6 +44,7 @@ class Report:
     """The checks of one verb: of the host, and of each instance by its name."""
 
     facts: HostFacts
+    verb: str
     host: list[Check] = field(default_factory=list)
     instances: dict[str, list[Check]] = field(default_factory=dict)
 
@@ -54,6 +58,11 @@ class Report:
     def worst(self) -> str:
         """The word for the host and its instances together."""
         return finding.worst(one.level for _, one in self.every)
+
+    @property
+    def word_of_host(self) -> str:
+        """The word for the host alone."""
+        return finding.worst(one.level for one in self.host)
 
     def word(self, name: str) -> str:
         """The word for one instance."""
@@ -78,39 +87,40 @@ class Report:
                 return one
         raise KeyError(id_)
 
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the verb."""
+        return verbs.exit_code(self.verb, self.worst, bool(self.facts.every or self.facts.refused))
+
     def as_json(self) -> dict[str, Any]:
         """Format 2, which status, verify and health share."""
         return {
-            "format": 2,
+            "format": FORMAT,
             "simulated": self.facts.simulated,
             "worst": self.worst,
-            "host": {"checks": [asdict(one) for one in self.host]},
-            "instances": {
-                name: {
-                    "word": self.word(name),
-                    "facts": plain(asdict(self.facts.instances[name])) if name in self.facts.instances else None,
-                    "checks": [asdict(one) for one in checks],
-                }
-                for name, checks in self.instances.items()
-            },
+            "exit_code": self.exit_code,
+            "host": {"word": self.word_of_host, "checks": _checks(self.host)},
+            "instances": {name: self.instance_as_json(name) for name in self.instances},
+        }
+
+    def instance_as_json(self, name: str) -> dict[str, Any]:
+        """One instance: its word, its facts by the names that they have in observe/facts.py, and what was judged."""
+        return {
+            "word": self.word(name),
+            "facts": plain.instance(self.facts.instances[name], self.facts.gpus),
+            "checks": _checks(self.instances[name]),
         }
 
 
-def plain(value: Any) -> Any:
-    """Facts as JSON has them: paths and errors as text."""
-    if isinstance(value, dict):
-        return {str(key): plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(one) for one in value]
-    if isinstance(value, (Path, Exception)):
-        return str(value)
-    return value
+def _checks(checks: Sequence[Check]) -> list[dict[str, Any]]:
+    return [{**asdict(one), "facts": plain.of(one.facts)} for one in checks]  # their texts are bounded as they are made
 
 
 def report(host: HostFacts, verb: str) -> Report:
     """What a verb judges of a look."""
     return Report(
         host,
+        verb,
         make((one for one in OF_HOST if verb in one.verbs), View(host)),
         {name: _of_instance(host, name, verb) for name in host.instances},
     )

@@ -13,6 +13,8 @@ from mpsctl.observe import process_facts
 from mpsctl.observe.facts import ABSENT, NO_RIGHT, NOT_TOLD, ClientFacts, DaemonProcess, OverLimit, Unread
 from mpsctl.observe.process_facts import GpuProcess, Obstacle
 
+SIMULATED = "simulated GPUs: a lab stands in for NVML, the PCI bus and the driver; the control daemon is real"
+
 
 def unread(what: Unread) -> str:
     """Why something could not be read."""
@@ -36,6 +38,17 @@ def who(user: Optional[str], uid: Optional[int]) -> str:
 
 def mib(value: Optional[int]) -> str:
     return "not told" if value is None else f"{value} MiB"
+
+
+def limit(in_bytes: int) -> str:
+    """A memory limit to the byte, in MiB where it is whole MiB."""
+    mibs, rest = divmod(in_bytes, 1 << 20)
+    return f"{in_bytes} bytes" if rest else mib(mibs)
+
+
+def memory(used_mib: Optional[int], memory_mib: Optional[int]) -> str:
+    """What is used of a device's memory, beside all of it."""
+    return f"{'not told' if used_mib is None else used_mib} of {mib(memory_mib)} used"
 
 
 def daemon(one: DaemonProcess, devices: Optional[Sequence[str]]) -> str:

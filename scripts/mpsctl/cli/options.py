@@ -10,11 +10,11 @@ import os
 import sys
 from typing import Any, Callable, NamedTuple, NoReturn, Optional, Sequence
 
-EXIT_CODES = """\
+_EXIT_CODES = """\
 exit codes:
-  0  done; with status: everything is in the desired state
-  1  status: something is not in the desired state; condition: this host is skipped; reconcile, remove: not brought about;
-     health: something is amiss; drain: clients are left; clients: you said no; doctor: there are diagnoses;
+  0  done
+  1  condition: this host is skipped; reconcile, remove: not brought about; drain: clients are left;
+     clients: you said no; doctor: there are diagnoses; status: no instance has a file;
      bench: nothing could be measured; loopback: a result was wrong, or a way to fail did not end as it must
   2  a value or the command line is refused, nothing was changed
   3  something outside is not ready: driver, GPU, control daemon
@@ -22,17 +22,18 @@ exit codes:
   70 a fault of this program
   141 nobody read the answer to its end
   255 condition: it cannot be told
-  verify: as monitoring plugins have it: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN (something cannot be looked at)
   bench, loopback: 128 + n after signal n, with what was measured until then
   run: the command's own, 128 + n after signal n, 126 and 127 where it cannot be started
+exit codes of those that judge, by the worst of what they found:
 """
 
 
 class Verb(NamedTuple):
-    """``help`` is a line; ``add`` adds the options to the verb's parser."""
+    """``help`` is a line; ``add`` adds the options to the verb's parser; ``runs`` is module.function in this folder."""
 
     help: str
     add: Callable[[argparse.ArgumentParser], None]
+    runs: str
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -43,10 +44,22 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """What is refused takes one line, as all errors do."""
+    """What is refused takes one line, as all errors do; the exit codes stand below every help."""
+
+    def format_help(self) -> str:
+        self.epilog = _exit_codes()
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` shows what there is\n")
+
+
+def _exit_codes() -> str:
+    from mpsctl.checks import verbs  # no other call needs them
+    from mpsctl.cli import table
+
+    head, *rows = verbs.rows()
+    return _EXIT_CODES + "\n".join(f"  {line}" for line in table.lines(head, rows))
 
 
 def _columns() -> int:
@@ -64,7 +77,6 @@ def parser(asked: Optional[str]) -> argparse.ArgumentParser:
     whole = _Parser(
         prog="mpsctl",
         description="NVIDIA MPS on this host: one control daemon per instance, with limits that are in force.",
-        epilog=EXIT_CODES,
         formatter_class=_Help,
     )
     verbs = whole.add_subparsers(dest="verb", metavar="VERB", required=True, prog="mpsctl")
@@ -75,7 +87,6 @@ def parser(asked: Optional[str]) -> argparse.ArgumentParser:
             name,
             help=verb.help,
             description=f"{verb.help[0].upper()}{verb.help[1:]}.",
-            epilog=EXIT_CODES,
             formatter_class=_Help,
         )
         added.add_argument("--json", action="store_true", help="answer as one JSON object")
@@ -87,6 +98,11 @@ def parser(asked: Optional[str]) -> argparse.ArgumentParser:
 
 def _none(parser: argparse.ArgumentParser) -> None:
     """A verb without options of its own."""
+
+
+def _reconcile(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(json=True)  # its answer is JSON in any case
+    _only_check(parser)
 
 
 def _name_one(parser: argparse.ArgumentParser) -> None:
@@ -267,26 +283,54 @@ def _loopback(parser: argparse.ArgumentParser) -> None:
 _TEMPORARY = "on this GPU, with a daemon of our own if no instance serves it"
 
 VERBS: dict[str, Verb] = {
-    "status": Verb("what each instance is, beside what is desired of it", _name_any),
-    "verify": Verb("prove that MPS is active, check by check, and say what keeps it from being so", _verify),
-    "health": Verb("look at every active instance, and end clients without their limit where its file says so", _none),
-    "gpus": Verb("the GPUs of this host under every name they have", _none),
-    "env": Verb("what a client of an instance must export", _env),
-    "version": Verb("the version of this program, its build, and of what it talks to", _none),
-    "apply": Verb("put the limits of an instance in force, read them back, and let clients in", _name_one),
-    "prepare": Verb("make a host ready for the daemon of an instance (the unit's ExecStartPre)", _name_one),
-    "stop": Verb("drain and quit the daemon of an instance within its bound (the unit's ExecStop)", _name_one),
-    "release": Verb("undo what prepare did, on a real stop only (the unit's ExecStopPost)", _name_one),
-    "condition": Verb("say whether this host can run MPS (the unit's ExecCondition)", _name_one),
-    "reconcile": Verb("bring this host into the state that a request on standard input asks for", _only_check),
-    "remove": Verb("take everything of ours off this host: daemons, compute modes, files, this program", _only_check),
-    "clients": Verb("who is connected to each instance, and what was left over on the GPUs", _clients),
-    "drain": Verb("let no new client into instances, and wait for those that are connected", _drain),
-    "undrain": Verb("let clients into drained instances again, with their limits read back", _name_any),
-    "measure": Verb("what a client's context and the server cost on this GPU, kept on this host", _measure),
-    "plan": Verb("how many processes of a size fit on a GPU, with which limit and percentage", _plan),
-    "run": Verb("start a client with lower limits of its own, and prove that it became one", _run),
-    "doctor": Verb("from symptoms to causes: what this host, an error, a log or a file tells", _doctor),
-    "bench": Verb("whether sharing this GPU pays for a kind of work: MPS against time-slicing", _bench),
-    "loopback": Verb("two ranks of a distributed torch job on one GPU: what they cost, how they fail", _loopback),
+    "status": Verb("what each instance is, beside what is desired of it", _name_any, "status.status"),
+    "verify": Verb(
+        "prove that MPS is active, check by check, and say what keeps it from being so", _verify, "verify.verify"
+    ),
+    "health": Verb(
+        "judge every instance for a timer, and end clients without their limit where its file says so",
+        _none,
+        "health.health",
+    ),
+    "gpus": Verb("the GPUs of this host under every name they have", _none, "gpus.gpus"),
+    "env": Verb("what a client of an instance must export", _env, "env.env"),
+    "version": Verb("the version of this program, its build, and of what it talks to", _none, "version.version"),
+    "apply": Verb(
+        "put the limits of an instance in force, read them back, and let clients in", _name_one, "unit.apply"
+    ),
+    "prepare": Verb(
+        "make a host ready for the daemon of an instance (the unit's ExecStartPre)", _name_one, "unit.prepare"
+    ),
+    "stop": Verb(
+        "drain and quit the daemon of an instance within its bound (the unit's ExecStop)", _name_one, "unit.stop"
+    ),
+    "release": Verb("undo what prepare did, on a real stop only (the unit's ExecStopPost)", _name_one, "unit.release"),
+    "condition": Verb("say whether this host can run MPS (the unit's ExecCondition)", _name_one, "unit.condition"),
+    "reconcile": Verb(
+        "bring this host into the state that a request on standard input asks for", _reconcile, "reconcile.reconcile"
+    ),
+    "remove": Verb(
+        "take everything of ours off this host: daemons, compute modes, files, this program",
+        _only_check,
+        "remove.remove",
+    ),
+    "clients": Verb(
+        "who is connected to each instance, and what was left over on the GPUs", _clients, "clients.clients"
+    ),
+    "drain": Verb("let no new client into instances, and wait for those that are connected", _drain, "drain.drain"),
+    "undrain": Verb(
+        "let clients into drained instances again, with their limits read back", _name_any, "drain.undrain"
+    ),
+    "measure": Verb(
+        "what a client's context and the server cost on this GPU, kept on this host", _measure, "fitting.measure"
+    ),
+    "plan": Verb("how many processes of a size fit on a GPU, with which limit and percentage", _plan, "fitting.plan"),
+    "run": Verb("start a client with lower limits of its own, and prove that it became one", _run, "fitting.run"),
+    "doctor": Verb(
+        "from symptoms to causes: what this host, an error, a log or a file tells", _doctor, "doctor.doctor"
+    ),
+    "bench": Verb("whether sharing this GPU pays for a kind of work: MPS against time-slicing", _bench, "bench.run"),
+    "loopback": Verb(
+        "two ranks of a distributed torch job on one GPU: what they cost, how they fail", _loopback, "loopback.run"
+    ),
 }

@@ -1,100 +1,98 @@
-"""What verify found, for people and for monitoring."""
+"""The verb verify: what was judged, check by check, for people and for monitoring."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Optional, Sequence
+from typing import Sequence
 
-from mpsctl.checks import verify as proofs
-from mpsctl.checks.verify import InstanceLook, Report
-from mpsctl.cli import render
+from mpsctl.checks import words
+from mpsctl.checks.judgement import VERIFY
+from mpsctl.checks.report import Report, report
+from mpsctl.cli import output, render
 from mpsctl.cli.output import colour, say
-from mpsctl.model import finding
 from mpsctl.model.errors import BadValue
-from mpsctl.model.finding import CANNOT_TELL, FAIL, PASS, WARN, Check
+from mpsctl.model.finding import OK, UNKNOWN, Check
+from mpsctl.observe.host import look
 from mpsctl.store.world import World
 
-_STATUS = {PASS: "OK", WARN: "WARNING", FAIL: "CRITICAL", CANNOT_TELL: "UNKNOWN"}
-_COLOURS = {PASS: "32", WARN: "33", FAIL: "31", CANNOT_TELL: "35"}
 
-
-_PROBE_TIMEOUT_S = 20.0
-
-
-def of(world: World, options: argparse.Namespace) -> Report:
-    """The report that was asked for.
+def verify(world: World, options: argparse.Namespace) -> int:
+    """Judge the host and the named instances, or all that have a file.
 
     :raises BadValue: for options that only make sense together.
     """
-    if options.allocate and not options.probe_client:
+    if options.allocate and not options.probe:
         raise BadValue("--allocate alone", "it with --probe-client, whose client allocates", "add --probe-client")
-    if not options.probe_client:
-        return proofs.verify(world, options.instances)
-    from mpsctl.checks import probe_client
+    host = look(world, options.instances or None, isolated=True, deep=True)
+    found = report(host, VERIFY)
+    if options.probe:
+        from mpsctl.checks import probe_client
 
-    def send(look: InstanceLook) -> list[Check]:
-        return probe_client.look(world, look.instance, options.allocate, _PROBE_TIMEOUT_S)
-
-    timeout_s = proofs.INSTANCE_TIMEOUT_S + 2 * _PROBE_TIMEOUT_S
-    return proofs.verify(world, options.instances, send, instance_timeout_s=timeout_s)
-
-
-def show(report: Report, every: bool) -> None:
-    """The status line that monitoring reads, then what did not pass, with what was expected and what to do."""
-    say(colour(status_line(report), _COLOURS[report.worst]))
-    if report.simulated:
-        say(colour(render.SIMULATED, "33"))
-    _section("host", report.host, every)
-    for name, checks in report.instances.items():
-        _section(f"instance {name}", checks, every)
+        for name, checks in probe_client.look(world, host, options.allocate).items():
+            found.instances[name] += checks
+    if options.json:
+        output.say_json(found.as_json())
+    else:
+        _show(found, options.all)
+    return found.exit_code
 
 
-def status_line(report: Report) -> str:
-    status = f"MPS {_STATUS[report.worst]}: "
-    amiss = [(name, one) for name, one in report.every if one.level == report.worst]
-    if report.worst == PASS:
-        count = len(report.instances)
-        return f"{status}{count} instance{'' if count == 1 else 's'}, {len(amiss)} checks passed"
-    name, first = amiss[0]
+def _show(found: Report, every: bool) -> None:
+    """The status line that monitoring reads, then what is not ok, with what is expected and what to do."""
+    say(colour(status_line(found), render.COLOURS[found.worst]))
+    if found.facts.simulated:
+        say(colour(words.SIMULATED, "33"))
+    _section("host", found.word_of_host, found.host, every)
+    for name, checks in found.instances.items():
+        _section(f"instance {name}", found.word(name), checks, every)
+
+
+def status_line(found: Report) -> str:
+    """One line as monitoring plugins print it: the worst word, and the first of what it stands on."""
+    begin = f"MPS {found.worst.upper()}: "
+    worst = [(name, one) for name, one in found.every if one.level == found.worst]
+    if found.worst == OK:
+        return f"{begin}{words.number(len(found.instances), 'instance')}, {len(worst)} checks passed"
+    name, first = worst[0]
     where = "host" if name is None else f"instance {name}"
-    # What cannot be told is most often a consequence of what is amiss, and counts where there is nothing else.
-    known = sum(one.level in (FAIL, WARN) for _, one in report.every)
-    more = (known or len(amiss)) - 1
+    # What is not known is most often a consequence of what is amiss, and counts where there is nothing else.
+    amiss = sum(one.amiss for _, one in found.every)
+    more = (amiss or len(worst)) - 1
     # A bar would begin the performance data of a monitoring plugin.
-    found = first.found.replace("|", "/")
-    return f"{status}{where}: {first.name}: {found}" + (f"; {more} more did not pass" if more else "")
+    text = first.found.replace("|", "/")
+    return f"{begin}{where}: {first.name}: {text}" + (f"; {more} more did not pass" if more else "")
 
 
-def _section(title: str, checks: Sequence[Check], every: bool) -> None:
-    worst = finding.worst(one.level for one in checks)
-    passed = sum(one.level == PASS for one in checks)
-    say(f"{title}: ", colour(worst, _COLOURS[worst]), f", {passed} of {len(checks)} checks passed")
+def _section(title: str, word: str, checks: Sequence[Check], every: bool) -> None:
+    passed = sum(one.level == OK for one in checks)
+    say(f"{title}: ", render.word(word), f", {passed} of {len(checks)} checks passed")
     told: set[str] = set()
     for one in checks:
-        if one.level == PASS:
+        if one.level == OK:
             _passed(one, every)
-        elif one.level != CANNOT_TELL or one.remedy or one.evidence:
-            _amiss(one, one.name)
+        elif one.level != UNKNOWN or one.remedy or one.evidence:
+            _not_passed(one, one.name)
         elif one.found not in told:
             # What a missing daemon or driver keeps from being looked at is one line, not twenty.
             told.add(one.found)
-            same = [other.name for other in checks if (other.level, other.found) == (CANNOT_TELL, one.found)]
-            _amiss(one, ", ".join(same))
+            same = [other.name for other in checks if (other.level, other.found) == (UNKNOWN, one.found)]
+            _not_passed(one, ", ".join(same))
 
 
 def _passed(one: Check, every: bool) -> None:
     if every:
-        say("  ", colour("pass", _COLOURS[PASS]), f" {one.name}: {one.found}")
+        say("  ", colour(OK, render.COLOURS[OK]), f" {one.name}: {one.found}")
     elif one.evidence:
         say(f"  note {one.name}: {one.found}")
     if every or one.evidence:
         _evidence(one)
 
 
-def _amiss(one: Check, names: str) -> None:
-    say("  ", colour(one.level, _COLOURS[one.level]), f" {names}: {one.found}")
-    _line("expected", one.expected)
-    _line("do", one.remedy)
+def _not_passed(one: Check, names: str) -> None:
+    say("  ", render.word(one.level), f" {names}: {one.found}")
+    for word, text in (("expected", one.expected), ("do", one.remedy)):
+        if text:
+            say(f"    {word}: {text}")
     if one.evidence and (len(one.evidence) > 1 or one.evidence[0] != one.found):
         _evidence(one)
 
@@ -102,8 +100,3 @@ def _amiss(one: Check, names: str) -> None:
 def _evidence(one: Check) -> None:
     for line in one.evidence:
         say(f"      {line}")
-
-
-def _line(word: str, text: Optional[str]) -> None:
-    if text:
-        say(f"    {word}: {text}")

@@ -286,6 +286,8 @@ class FakeDaemon:
             if self.not_served:
                 raise NotServed("the control daemon did not answer within 10 s; it may be held by pid 4711")
             self.commands.append(command)
+            if command.startswith("set_default_"):  # as every command, whoever sends it
+                self.write("Control", self.pid, f"Cmd:{command}")
             answers.append(self._answer(command))
         return answers
 
