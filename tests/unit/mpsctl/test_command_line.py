@@ -1,12 +1,14 @@
-"""The command line: every verb's answer for people and as JSON, its exit code, and errors on one line."""
+"""The command line: help, what is refused, errors on one line with their exit codes, colour, output nobody reads."""
 
 from __future__ import annotations
 
 import argparse
 import errno
+import inspect
 import io
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -15,8 +17,8 @@ from typing import Optional, Sequence
 
 import pytest
 
-from fakes import Host, h200, split_by_mig, uuid
-from mpsctl.adapters import hardware
+from fakes import Host, h200
+from mpsctl.checks import verbs
 from mpsctl.cli import main as command_line
 from mpsctl.cli import options
 from mpsctl.lifecycle import apply
@@ -40,8 +42,10 @@ def running(host: Host) -> Host:
 def test_the_help_of_every_verb_lists_the_exit_codes(mpsctl: Shell, verb: str) -> None:
     assert mpsctl(verb, "--help") == 0
     assert "exit codes:" in mpsctl.out
-    for code in ("0  done", "1  status", "2  a value", "3  something outside", "4  what was set", "70 a fault"):
+    for code in ("0  done", "1  condition", "2  a value", "3  something outside", "4  what was set", "70 a fault"):
         assert code in mpsctl.out
+    for row in verbs.rows():
+        assert re.search(rf"^  {' +'.join(row)}$", mpsctl.out, re.MULTILINE)
     assert "--json" in mpsctl.out
 
 
@@ -66,8 +70,10 @@ def test_a_command_line_that_is_refused_takes_one_line(mpsctl: Shell, words: lis
     assert mpsctl.err.count("\n") == 1
 
 
-def test_every_verb_does_something() -> None:
-    assert set(command_line._RUN) == set(VERBS)
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_a_function_that_runs_it(verb: str) -> None:
+    function = command_line.function_of(verb)
+    assert list(inspect.signature(function).parameters) == ["world", "options"]
 
 
 @pytest.mark.parametrize("columns", ["60", "200", "0", "wide", ""])
@@ -89,271 +95,6 @@ def test_the_help_of_the_program_lists_every_verb(mpsctl: Shell) -> None:
 @pytest.mark.parametrize("words", [[], ["start"], ["apply"], ["status", "--colour"], ["env", "0", "--format", "xml"]])
 def test_a_command_line_that_is_not_understood_ends_with_2(mpsctl: Shell, words: list[str]) -> None:
     assert mpsctl(*words) == 2
-
-
-# -- each verb
-
-
-@pytest.mark.usefixtures("running")
-def test_status_of_a_host_that_is_in_the_desired_state(mpsctl: Shell) -> None:
-    assert mpsctl("status") == 0
-    assert "instance 0: in the desired state; active (running)" in mpsctl.out
-    assert "memory limit of device 0: desired 4096 MiB, the daemon shows 4G" in mpsctl.out
-    assert "clients may connect" in mpsctl.out
-    assert mpsctl.json("status")["instances"]["0"]["as_desired"] is True
-
-
-def test_status_of_a_host_that_is_not_in_the_desired_state_ends_with_1(mpsctl: Shell, running: Host) -> None:
-    daemon = running.running()
-    daemon.start_server(9001, clients=[1]).state = "FAULT"
-    assert mpsctl("status", "0") == 1
-    assert "instance 0: NOT IN THE DESIRED STATE" in mpsctl.out
-    assert "! server 9001 is in state FAULT" in mpsctl.out
-    assert "1 client\n" in mpsctl.out
-    assert mpsctl.json("status")["instances"]["0"]["findings"]
-
-
-def test_status_of_a_host_that_was_never_converged(mpsctl: Shell) -> None:
-    assert mpsctl("status") == 1
-    assert "has not been converged" in mpsctl.out
-    assert mpsctl.json("status") == {"instances": {}, "findings": []}
-
-
-@pytest.mark.usefixtures("running")
-def test_status_of_an_instance_that_is_not_there(mpsctl: Shell) -> None:
-    assert mpsctl("status", "7") == 2
-    assert "expected an instance of this host: 0" in mpsctl.err
-
-
-@pytest.mark.usefixtures("running")
-def test_gpus(mpsctl: Shell, host: Host) -> None:
-    host.nvml.all[3] = split_by_mig(3)
-    assert mpsctl("gpus") == 0
-    assert f"GPU 0  {uuid(0)}  0000:10:00.0  NVIDIA H200, 143771 MiB, compute mode default" in mpsctl.out
-    assert "instance 0\n" in mpsctl.out
-    assert uuid(400, "MIG") in mpsctl.out
-    found = mpsctl.json("gpus")
-    assert found["simulated"] is False
-    assert [gpu["index"] for gpu in found["gpus"]] == [0, 1, 2, 3]
-
-
-def test_simulated_gpus_are_never_taken_for_real_ones(mpsctl: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "simulated", lambda: True)
-    mpsctl("gpus")
-    assert mpsctl.out.startswith("simulated GPUs")
-    assert mpsctl.json("gpus")["simulated"] is True
-    mpsctl("version")
-    assert "driver: 580.159.04 (simulated)" in mpsctl.out
-    assert mpsctl.json("version")["simulated"] is True
-
-
-@pytest.mark.usefixtures("running")
-def test_env(mpsctl: Shell, host: Host) -> None:
-    expected = {"CUDA_MPS_PIPE_DIRECTORY": f"{host.pipe_root}/0", "CUDA_VISIBLE_DEVICES": uuid(0)}
-    assert mpsctl("env", "0") == 0
-    assert mpsctl.out.splitlines() == [f"export {key}={value}" for key, value in expected.items()]
-    assert mpsctl.json("env", "0") == expected
-    assert mpsctl("env", "0", "--format", "json") == 0
-    assert json.loads(mpsctl.out) == expected
-
-
-def test_version(mpsctl: Shell) -> None:
-    assert mpsctl("version") == 0
-    assert "driver: 580.159.04" in mpsctl.out
-    found = mpsctl.json("version")
-    assert found["build"] == "sources"
-    assert found["control_daemon"] == "/usr/bin/nvidia-cuda-mps-control"
-
-
-def test_apply_says_what_it_changed(mpsctl: Shell, running: Host) -> None:
-    running.desired(DeviceMemoryLimit="6G", ActiveThreadPercentage=50)
-    pid = running.running().pid
-    assert mpsctl("apply", "0", main_pid=pid) == 0
-    assert mpsctl.out.splitlines() == [
-        "memory limit of device 0 (default): 4G -> 6144 MiB",
-        "0: limits in force and read back, clients may connect",
-    ]
-    assert mpsctl.json("apply", "0", main_pid=pid) == {"instance": "0", "changes": []}
-
-
-def test_prepare_stop_and_release_answer_in_json(mpsctl: Shell, host: Host) -> None:
-    public = host.desired(DeviceMemoryLimit="4G")
-    prepared = mpsctl.json("prepare", "0")
-    assert Path(prepared["pipe_directory"]).parent == public
-    assert prepared["devices"] == [uuid(0)]
-    pid = host.start().pid
-    assert mpsctl.json("stop", "0", main_pid=pid) == {"instance": "0", "gone": True}
-    assert mpsctl.json("release", "0") == {"instance": "0"}
-
-
-def test_a_daemon_that_does_not_end_is_no_success(mpsctl: Shell, running: Host) -> None:
-    running.running().on_quit = lambda: None
-    assert mpsctl("stop", "0", main_pid=running.running().pid) == 4
-
-
-def test_condition(mpsctl: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert mpsctl("condition", "0") == 0
-    assert mpsctl.out == ""
-    monkeypatch.setattr(hardware, "nvidia_on_bus", lambda: False)
-    assert mpsctl("condition", "0") == 1
-    assert mpsctl.out == "skipped: no NVIDIA GPU is on the PCI bus\n"
-    assert mpsctl.json("condition", "0") == {"instance": "0", "skipped": "no NVIDIA GPU is on the PCI bus"}
-
-
-def test_a_condition_that_cannot_tell_fails_and_does_not_skip(mpsctl: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """systemd takes 1 to 254 for a reason to skip, and never tries a skipped unit again."""
-
-    def broken() -> bool:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(hardware, "nvidia_on_bus", broken)
-    assert mpsctl("condition", "0") == 255
-    assert "Input/output error" in mpsctl.err
-
-
-def request(host: Host, **more: object) -> str:
-    desired = {"format": 1, "files": [], "instances": [{"name": "0", "conf": host.conf("0", DeviceMemoryLimit="4G")}]}
-    return json.dumps({**desired, **more})
-
-
-def test_reconcile_answers_with_one_object_and_says_the_rest_aside(mpsctl: Shell, host: Host) -> None:
-    answer = mpsctl.json("reconcile", stdin=request(host))
-    assert answer["program_differs"] is False
-    assert answer["changed"] is True
-    assert answer["instances"]["0"]["as_desired"] is True
-    assert mpsctl("reconcile", stdin=request(host)) == 0
-    assert len(mpsctl.out.splitlines()) == 1
-
-
-def test_reconcile_with_check(mpsctl: Shell, host: Host) -> None:
-    assert mpsctl("reconcile", "--check", stdin=request(host)) == 0
-    assert json.loads(mpsctl.out)["check"] is True
-    assert host.systemd.acts == []
-
-
-def test_reconcile_by_another_build_leaves_it_to_that(mpsctl: Shell, host: Host) -> None:
-    answer = mpsctl.json("reconcile", stdin=request(host, build="0123456789abcdef"))
-    assert answer == {"format": 1, "program_differs": True, "build": "sources"}
-    assert host.systemd.acts == []
-
-
-@pytest.mark.parametrize(
-    ("stdin", "says"),
-    [("", "no JSON"), ("{", "no JSON"), ("[]", "not of format 1"), ('{"format": 9}', "not of format 1")],
-)
-def test_reconcile_refuses_what_is_no_request(mpsctl: Shell, stdin: str, says: str) -> None:
-    assert mpsctl("reconcile", stdin=stdin) == 2
-    assert says in mpsctl.err
-    assert mpsctl.json("reconcile", stdin=stdin)["exit_code"] == 2
-
-
-def test_reconcile_that_is_refused_or_fails_ends_with_1(mpsctl: Shell, host: Host) -> None:
-    bad = [{"name": "0", "conf": host.conf("0", DeviceMemoryLimit="20")}]
-    assert mpsctl("reconcile", stdin=request(host, instances=bad)) == 1
-    assert json.loads(mpsctl.out)["refused"].startswith("mps_device_memory_limit: ")
-    host.nvml.driver_up = False
-    assert mpsctl("reconcile", stdin=request(host)) == 1
-    assert "Driver Not Loaded" in json.loads(mpsctl.out)["error"]
-
-
-# -- what fits
-
-
-DESCRIBED = ("--model-memory-mib", "15360", "--gpu-name", "Tesla T4", "--driver", "550.163.01")
-
-
-def test_plan_on_this_host_and_for_a_gpu_that_is_described(mpsctl: Shell) -> None:
-    assert mpsctl("plan", "--memory", "4G", "--clients", "8") == 0
-    assert mpsctl.out.startswith("fits: 8 processes of 4096 MiB on NVIDIA H200")
-    assert "8 clients x 4096 MiB limit + 66 MiB server + 616 MiB reserved = 33450 MiB <= 143771 MiB" in mpsctl.out
-    assert mpsctl("plan", "--memory", "20%", *DESCRIBED) == 0
-    assert "4 processes of 3072 MiB on Tesla T4" in mpsctl.out
-    assert mpsctl.json("plan", "--memory", "4G", *DESCRIBED)["most_clients"] == 3
-    assert mpsctl("plan", "--memory", "4G", "--latency", "short", "--format", "vars") == 0
-    assert "mps_device_memory_limit: 4096M\nmps_active_thread_percentage: 30\nmps_expected_clients: 8" in mpsctl.out
-
-
-def test_a_plan_that_cannot_fit_ends_with_2_and_the_arithmetic(mpsctl: Shell) -> None:
-    assert mpsctl("plan", "--memory", "4G", "--clients", "40") == 2
-    assert "164522 MiB > 143771 MiB" in mpsctl.out
-    assert mpsctl.json("plan", "--memory", "4G", "--clients", "40")["verdict"] == "refused"
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--memory", "20"],
-        ["--memory", "4G", "--clients", "0"],
-        ["--memory", "4G", "--threads", "101"],
-        ["--memory", "4G", "--rates", "3"],
-        ["--memory", "4G", "--gpu", "9"],
-        ["--memory", "4G", "--gpu-name", "Tesla T4"],
-        ["--memory", "4G", "--gpu", "0", *DESCRIBED],
-        ["--memory", "4G", "--gpu-name", "", "--model-memory-mib", "15360"],
-        ["--memory", "4G", "--gpu-name", "Tesla\nT4", "--model-memory-mib", "15360"],
-        ["--memory", "4G", "--gpu-name", "x", "--model-memory-mib", "4G"],
-        ["--memory", "4G", "--gpu-name", "x", "--model-memory-mib", "15360", "--driver", "new"],
-    ],
-)
-def test_plan_refuses_on_one_line(mpsctl: Shell, words: list[str]) -> None:
-    assert mpsctl("plan", *words) == 2
-    assert len(mpsctl.err.splitlines()) == 1
-    assert mpsctl.out == ""
-
-
-@pytest.mark.usefixtures("running")
-def test_hints_are_comments_and_change_nothing_else(mpsctl: Shell) -> None:
-    for kind in ("shell", "systemd"):
-        mpsctl("env", "0", "--format", kind)
-        plain = mpsctl.out
-        assert mpsctl("env", "0", "--format", kind, "--hints") == 0
-        assert mpsctl.out.startswith(plain)
-        added = mpsctl.out[len(plain) :].splitlines()
-        assert len(added) == 3
-        assert all(line.startswith("# ") for line in added)
-        assert "--gpu-memory-utilization 0.0260" in mpsctl.out
-    for kind in ("docker", "json"):
-        assert mpsctl("env", "0", "--format", kind, "--hints") == 2
-
-
-def test_hints_of_an_instance_without_a_limit(mpsctl: Shell, host: Host) -> None:
-    host.desired()
-    assert mpsctl("env", "0", "--hints") == 0
-    assert mpsctl.out.splitlines()[-1].startswith("# no memory limit is managed here")
-
-
-@pytest.mark.usefixtures("running")
-def test_run_passes_the_exit_code_and_refuses_in_one_line(mpsctl: Shell, host: Host) -> None:
-    report = host.places.root / "report.json"
-    assert mpsctl("run", "--instance", "0", "--", "sh", "-c", "exit 9") == 9
-    assert "never seen as an MPS client" in mpsctl.err
-    assert mpsctl("run", "--instance", "0", "--json", "--report", str(report), "--", "sh", "-c", "exit 9") == 9
-    assert mpsctl.err == ""
-    assert json.loads(report.read_text())["exit_code"] == 9
-    assert mpsctl("run", "--instance", "0", "--require-mps", "--", "true") == 4
-    for words in (
-        ["--memory", "5G", "--", "true"],
-        ["--memory", "5", "--", "true"],
-        ["--threads", "60", "--", "true"],
-        ["--priority", "2", "--", "true"],
-        ["--prove-timeout", "soon", "--", "true"],
-        ["--"],
-        [],
-        ["--json", "--", "true"],
-    ):
-        assert mpsctl("run", "--instance", "0", *words) == 2
-        assert len(mpsctl.err.splitlines()) == 1
-    assert mpsctl("run", "--instance", "7", "--", "true") == 2
-
-
-@pytest.mark.usefixtures("running")
-def test_measure_without_a_gpu_that_answers(mpsctl: Shell, host: Host) -> None:
-    host.nvml.others_mib = {777: 1}
-    host.process("python3", "python3", pid=777)
-    assert mpsctl("measure", "--gpu", "0") == 3
-    assert "in use by 1 process" in mpsctl.err
-    assert mpsctl("measure", "--instance", "0", "--gpu", "0") == 2
-    assert mpsctl("measure", "--threads", "101") == 2
 
 
 # -- exit codes and errors
@@ -577,40 +318,6 @@ def test_a_log_of_one_endless_line_is_read_to_its_bound(line: bytes, tmp_path: P
     assert done.returncode in (0, 1), done.stderr
 
 
-# -- health
-
-
-def test_health_of_a_host_that_is_well(mpsctl: Shell, running: Host) -> None:
-    assert mpsctl("health") == 0
-    assert mpsctl.out == "instance 0: well\n"
-    assert mpsctl.json("health") == {"instances": {"0": {"instance": "0", "findings": [], "actions": []}}}
-
-
-def test_health_names_what_is_amiss_and_ends_with_1(mpsctl: Shell, running: Host) -> None:
-    pid = running.client(variable="1G")
-    running.running().start_server(9001, clients=[pid])
-    assert mpsctl("health") == 1
-    assert mpsctl.out.startswith("instance 0: NOT WELL\n")
-    assert f"client {pid} " in mpsctl.out
-    assert "client" in mpsctl.json("health")["instances"]["0"]["findings"][0]
-
-
-def test_health_says_what_it_did(mpsctl: Shell, running: Host) -> None:
-    running.desired(DeviceMemoryLimit="4G", ActiveThreadPercentage=50, LimitBypass="terminate", LimitBypassGraceSec=1)
-    pid = running.client(variable="1G")
-    running.running().start_server(9001, clients=[pid])
-    mpsctl("health")
-    running.clock.pass_by(1)
-    assert mpsctl("health") == 1
-    assert f"terminate_client 9001 {pid}" in mpsctl.out
-    assert mpsctl("health") == 0
-
-
-def test_health_of_a_host_with_nothing_active(mpsctl: Shell) -> None:
-    assert mpsctl("health") == 0
-    assert "no instance is active" in mpsctl.out
-
-
 # -- standard output that is closed or full
 
 
@@ -631,51 +338,6 @@ def test_an_answer_that_nobody_can_read_is_told_in_one_line(verb: str, redirecti
     assert done.stderr.count("\n") == (1 if code == {3} else 0), done.stderr
 
 
-# -- doctor
-
-
-@pytest.mark.parametrize(
-    ("words", "stdin", "code", "first"),
-    [
-        (("--error", "810"), "", 1, "terminated-by-daemon"),
-        (("--log", "-"), "Cannot find MPS control daemon process\n", 1, "daemon-not-found"),
-        (("--log", "-"), "nothing of note\n", 0, None),
-        (("--unit", "-"), "[Service]\nExecStop=/usr/bin/nvidia-cuda-mps-control quit\n", 1, "quit-as-argument"),
-        (("--container", "-"), '{"services": {"a": {}}}', 1, "container-without-pipe-directory"),
-    ],
-)
-def test_doctor_answers_what_it_is_given(
-    mpsctl: Shell, words: tuple[str, ...], stdin: str, code: int, first: Optional[str]
-) -> None:
-    assert mpsctl("doctor", *words, stdin=stdin) == code
-    assert (f"1. {first} (" in mpsctl.out) == (first is not None)
-    assert ("nothing found" in mpsctl.out) == (first is None)
-    found = mpsctl.json("doctor", *words, stdin=stdin)
-    assert [one["name"] for one in found["diagnoses"]][:1] == ([first] if first else [])
-    for one in found["diagnoses"]:
-        assert set(one) == {"name", "cause", "evidence", "remedy", "certainty"}
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--error", "frobnicate"),
-        ("--error", ""),
-        ("--log", "/nowhere/at/all"),
-        ("--unit", "/"),
-        ("--pid", "many"),
-        ("--pid", "0"),
-        ("--pid", "4000000"),
-        ("--container", "-"),
-        ("7",),
-    ],
-)
-def test_doctor_refuses_in_one_line(mpsctl: Shell, words: tuple[str, ...]) -> None:
-    assert mpsctl("doctor", *words) == 2
-    assert mpsctl.err.count("\n") == 1
-    assert mpsctl.out == ""
-
-
 @pytest.mark.parametrize("json", [False, True])
 def test_a_run_to_which_nobody_listens_any_more_goes_on(monkeypatch: pytest.MonkeyPatch, json: bool) -> None:
     """An ssh connection that was cut: what is said on the way is lost, and nothing of what was begun."""
@@ -685,4 +347,4 @@ def test_a_run_to_which_nobody_listens_any_more_goes_on(monkeypatch: pytest.Monk
             raise BrokenPipeError
 
     monkeypatch.setattr(sys, "stderr" if json else "stdout", Gone())
-    command_line._acting_world(argparse.Namespace(json=json)).say("compute mode of GPU 0: default -> exclusive_process")
+    command_line.world_of(argparse.Namespace(json=json)).say("compute mode of GPU 0: default -> exclusive_process")
