@@ -222,7 +222,7 @@ def shown(limit: int) -> list[str]:
 class FakeDaemon:
     """A control daemon.
 
-    ``unreachable`` and ``not_served`` are what a session meets; ``deaf_to`` is a part of a setter that is
+    ``unreachable`` and ``not_served`` are what a session meets, ``holders`` who has the session then; ``deaf_to`` is a part of a setter that is
     taken without effect; ``before_command`` may do anything before a command is carried out. ``log`` is what it
     and its servers wrote to the journal; ``answer_to_terminate`` None: it does as it is told.
     """
@@ -234,6 +234,7 @@ class FakeDaemon:
         self.priority = 0
         self.servers: dict[int, FakeServer] = {}
         self.unreachable = self.not_served = False
+        self.holders: tuple[int, ...] = ()
         self.deaf_to: Optional[str] = None
         self.before_command: Callable[[str], None] = lambda command: None
         self.on_quit: Callable[[], None] = lambda: None
@@ -284,7 +285,7 @@ class FakeDaemon:
             if self.unreachable:
                 raise Unreachable("no control daemon listens on it (Cannot find MPS control daemon process)")
             if self.not_served:
-                raise NotServed("the control daemon did not answer within 10 s; it may be held by pid 4711")
+                raise NotServed("the control daemon did not answer within 10 s", self.holders)
             self.commands.append(command)
             if command.startswith("set_default_"):  # as every command, whoever sends it
                 self.write("Control", self.pid, f"Cmd:{command}")
