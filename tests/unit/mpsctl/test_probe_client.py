@@ -14,9 +14,9 @@ from mpsctl.adapters import control_daemon as control
 from mpsctl.adapters.cuda import CudaError, NoLibrary, Seen, TooLate, Trial
 from mpsctl.checks import probe_client
 from mpsctl.model.errors import MpsctlError
-from mpsctl.model.finding import CANNOT_TELL, FAIL, PASS, WARN, Check
+from mpsctl.model.finding import CRITICAL, OK, UNKNOWN, WARNING, Check
 from mpsctl.model.gpu import Load
-from mpsctl.store import configuration
+from mpsctl.observe import host as observe
 
 ROOT, NOBODY, SERVER = 0, 65_534, 9001
 
@@ -59,9 +59,10 @@ def serve(host: Host, daemon: FakeDaemon, uid: int, clients: Sequence[int] = ())
     host.process("nvidia-cuda-mps-server", "nvidia-cuda-mps-server", uid=uid, pid=SERVER)
 
 
-def look(host: Host, client: FakeClient, allocate: bool = True) -> list[Check]:
+def look(host: Host, client: FakeClient, allocate: bool = True, timeout_s: float = 20) -> list[Check]:
     world = replace(host.world, cuda=client.client)
-    return probe_client.look(world, configuration.load(world, "0"), allocate)
+    seen = observe.look(world)
+    return probe_client.look_at_one(world, seen, seen.instances["0"], allocate, timeout_s)
 
 
 def levels(checks: Sequence[Check]) -> dict[str, str]:
@@ -80,7 +81,7 @@ def test_all_is_well(host: Host) -> None:
             probe_client.ALLOCATION,
             probe_client.KERNEL,
         ),
-        PASS,
+        OK,
     )
     assert client.trials == [Trial(0, None, (4160, 32), True)]
     assert client.environments == [{"CUDA_MPS_PIPE_DIRECTORY": f"{host.pipe_root}/0", "CUDA_VISIBLE_DEVICES": uuid(0)}]
@@ -138,7 +139,7 @@ def test_another_user_than_the_servers_does_not_wait_behind_it(host: Host, monke
     monkeypatch.setattr(os, "geteuid", lambda: 1001)
     client = FakeClient()
     [check] = look(host, client)
-    assert (check.level, client.trials) == (CANNOT_TELL, [])
+    assert (check.level, client.trials) == (UNKNOWN, [])
     assert "user 1001 would wait" in check.found
 
 
@@ -153,7 +154,7 @@ def test_a_full_gpu_is_not_disturbed(host: Host, lacks: str) -> None:
     elif lacks == "front-door":
         host.stop()
     client = FakeClient()
-    assert levels(look(host, client)) == {probe_client.CONNECTS: CANNOT_TELL}
+    assert levels(look(host, client)) == {probe_client.CONNECTS: UNKNOWN}
     assert client.trials == []
 
 
@@ -163,32 +164,32 @@ def test_a_refusal_on_a_card_that_is_nearly_full_proves_nothing(host: Host) -> N
     client = FakeClient()
     checks = look(host, client)
     assert client.trials[0].allocate_mib == (32,)
-    assert levels(checks)[probe_client.ALLOCATION] == CANNOT_TELL
-    assert levels(checks)[probe_client.CONNECTS] == PASS
+    assert levels(checks)[probe_client.ALLOCATION] == UNKNOWN
+    assert levels(checks)[probe_client.CONNECTS] == OK
 
 
 @pytest.mark.parametrize(
     ("client", "name", "level"),
     [
-        (FakeClient(seen=Seen(1, False, 142_000, 143_155, 132, 0.2)), probe_client.CONNECTS, FAIL),
-        (FakeClient(seen=Seen(1, None, 3582, 143_155, 132, 0.2)), probe_client.CONNECTS, CANNOT_TELL),
-        (FakeClient(seen=Seen(1, True, 142_000, 143_155, 132, 0.2)), probe_client.LIMIT, FAIL),
-        (FakeClient(seen=Seen(1, True, 2048 - 514, 143_155, 132, 0.2)), probe_client.LIMIT, WARN),
-        (FakeClient(seen=Seen(1, True, 3582, 143_155, 66, 0.2)), probe_client.MULTIPROCESSORS, FAIL),
-        (FakeClient(seen=Seen(1, True, 3582, 143_155, 106, 0.2)), probe_client.MULTIPROCESSORS, PASS),
-        (FakeClient(allocated={4160: 0, 32: 0}), probe_client.ALLOCATION, FAIL),
-        (FakeClient(allocated={4160: 2, 32: 2}), probe_client.ALLOCATION, FAIL),
-        (FakeClient(allocated={4160: 1, 32: 0}), probe_client.ALLOCATION, WARN),
-        (FakeClient(kernel=False), probe_client.KERNEL, FAIL),
-        (FakeClient(kernel=None), probe_client.KERNEL, CANNOT_TELL),
+        (FakeClient(seen=Seen(1, False, 142_000, 143_155, 132, 0.2)), probe_client.CONNECTS, CRITICAL),
+        (FakeClient(seen=Seen(1, None, 3582, 143_155, 132, 0.2)), probe_client.CONNECTS, UNKNOWN),
+        (FakeClient(seen=Seen(1, True, 142_000, 143_155, 132, 0.2)), probe_client.LIMIT, CRITICAL),
+        (FakeClient(seen=Seen(1, True, 2048 - 514, 143_155, 132, 0.2)), probe_client.LIMIT, WARNING),
+        (FakeClient(seen=Seen(1, True, 3582, 143_155, 66, 0.2)), probe_client.MULTIPROCESSORS, CRITICAL),
+        (FakeClient(seen=Seen(1, True, 3582, 143_155, 106, 0.2)), probe_client.MULTIPROCESSORS, OK),
+        (FakeClient(allocated={4160: 0, 32: 0}), probe_client.ALLOCATION, CRITICAL),
+        (FakeClient(allocated={4160: 2, 32: 2}), probe_client.ALLOCATION, CRITICAL),
+        (FakeClient(allocated={4160: 1, 32: 0}), probe_client.ALLOCATION, WARNING),
+        (FakeClient(kernel=False), probe_client.KERNEL, CRITICAL),
+        (FakeClient(kernel=None), probe_client.KERNEL, UNKNOWN),
         (
             FakeClient(fails=CudaError("cuCtxCreate_v2", 805, "CUDA_ERROR_MPS_CONNECTION_FAILED")),
             probe_client.CONNECTS,
-            FAIL,
+            CRITICAL,
         ),
-        (FakeClient(fails=CudaError("cuCtxCreate_v2", 808, "TOO_MANY")), probe_client.CONNECTS, CANNOT_TELL),
-        (FakeClient(fails=TooLate("not up")), probe_client.CONNECTS, FAIL),
-        (FakeClient(fails=NoLibrary("libcuda.so.1")), probe_client.CONNECTS, CANNOT_TELL),
+        (FakeClient(fails=CudaError("cuCtxCreate_v2", 808, "TOO_MANY")), probe_client.CONNECTS, UNKNOWN),
+        (FakeClient(fails=TooLate("not up")), probe_client.CONNECTS, CRITICAL),
+        (FakeClient(fails=NoLibrary("libcuda.so.1")), probe_client.CONNECTS, UNKNOWN),
     ],
 )
 def test_what_is_concluded(host: Host, client: FakeClient, name: str, level: str) -> None:
@@ -199,7 +200,7 @@ def test_what_is_concluded(host: Host, client: FakeClient, name: str, level: str
 def test_what_a_client_outside_mps_sees_is_not_held_against_the_limit(host: Host) -> None:
     serve(host, start(host), ROOT)
     checks = look(host, FakeClient(seen=Seen(1, False, 142_000, 143_155, 132, 0.2)))
-    assert levels(checks) == {probe_client.CONNECTS: FAIL}
+    assert levels(checks) == {probe_client.CONNECTS: CRITICAL}
 
 
 def test_every_device_of_an_instance_is_looked_at(host: Host) -> None:
@@ -207,27 +208,51 @@ def test_every_device_of_an_instance_is_looked_at(host: Host) -> None:
     client = FakeClient()
     checks = look(host, client)
     assert [trial.ordinal for trial in client.trials] == [0, 1]
-    assert any("device 1" in check.found for check in checks)
+    assert {check.facts["device"] for check in checks} == {0, 1}
 
 
-def test_all_probe_clients_together_are_bounded_in_time(host: Host) -> None:
+def test_all_probe_clients_together_are_bounded_in_time(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     start(host, MultiUser="yes")
     client = FakeClient(fails=TooLate("not up"))
-    world = replace(host.world, cuda=client.client)
+    real = client.client
 
     @contextmanager
     def slow(environment: Mapping[str, str], timeout_s: float, trial: Any = None) -> Iterator[Seen]:
         host.clock.pass_by(timeout_s)
-        with client.client(environment, timeout_s, trial) as seen:
+        with real(environment, timeout_s, trial) as seen:
             yield seen
 
-    checks = probe_client.look(replace(world, cuda=slow), configuration.load(world, "0"), timeout_s=20)
-    assert [check.level for check in checks] == [FAIL, CANNOT_TELL]
+    monkeypatch.setattr(client, "client", slow)
+    checks = look(host, client)
+    assert [check.level for check in checks] == [CRITICAL, UNKNOWN]
     assert len(client.trials) == 1
 
 
 def test_a_daemon_that_does_not_answer_is_no_fault_of_the_probe_client(host: Host) -> None:
     start(host).not_served = True
     [check] = look(host, FakeClient())
-    assert check.level == CANNOT_TELL
+    assert check.level == UNKNOWN
     assert issubclass(control.NotServed, MpsctlError)
+
+
+def test_each_instance_is_probed_in_a_process_of_its_own(host: Host) -> None:
+    """What hangs in one, or breaks, holds up no other."""
+    start(host)
+    host.desired("1", DeviceMemoryLimit="4G")
+    host.start("1")
+
+    @contextmanager
+    def client(environment: Mapping[str, str], timeout_s: float, trial: Any = None) -> Iterator[Seen]:
+        if environment["CUDA_VISIBLE_DEVICES"] == uuid(0):
+            raise KeyError("what nobody thought of")
+        yield FakeClient().seen
+
+    world = replace(host.world, cuda=client)
+    found = probe_client.look(world, observe.look(world))
+    assert [(check.name, check.level) for check in found["0"]] == [(probe_client.CONNECTS, UNKNOWN)]
+    assert levels(found["1"])[probe_client.CONNECTS] == OK
+
+
+def test_every_check_has_a_sentence_for_the_documentation(host: Host) -> None:
+    serve(host, start(host), ROOT)
+    assert set(levels(look(host, FakeClient()))) == set(probe_client.SUMMARIES)
