@@ -5,6 +5,8 @@ Each verb's exit code is as the table says, and none says that all is well where
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Callable, NamedTuple
@@ -448,3 +450,8 @@ def test_of_named_instances_the_host_and_these_alone_are_judged(pair: Host, mpsc
     assert found["worst"] == OK
     server_left_over(pair)
     assert mpsctl.json(verb, "0")["worst"] == CRITICAL
+
+
+def test_the_page_of_checks_is_made_from_the_list() -> None:
+    script = Path(__file__).parents[3] / "scripts" / "document_checks.py"
+    assert subprocess.run([sys.executable, script, "--check"], check=False).returncode == 0
