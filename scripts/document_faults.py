@@ -24,8 +24,9 @@ _HEAD = """\
 
 Each line is a test. Those of the scenario `faults` plant the fault on hosts of the lab, where systemd, the file systems
 and NVIDIA's control daemon are real and GPUs, NVML and the driver are simulated; they watch that the other instances
-of the host keep their process and stay in the desired state, and are over only when `mpsctl status` finds everything in the desired state
-again. `make molecule` runs them. In the lab no MPS server starts, so what clients see of a fault comes from an H200
+of the host keep their process and stay in the desired state, and are over only when `mpsctl status` finds nothing
+critical again. What each verb says is looked at in `mpsctl status`, `verify` and `health`, which all use the same word.
+`make molecule` runs them. In the lab no MPS server starts, so what clients see of a fault comes from an H200
 ([transcripts](measurements)): a daemon that ends takes its servers along, and their clients see error 806.
 """
 _IN_UNITS = """\

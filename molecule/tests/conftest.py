@@ -41,15 +41,36 @@ def control_daemon(host: Any) -> int:
     return int(_lab_hosts()[str(host.backend.host)]["daemon"])
 
 
+def judged(host: Any, verb: str) -> dict[str, Any]:
+    """What status, verify or health answers as JSON."""
+    found: dict[str, Any] = json.loads(host.run(f"timeout 100 mpsctl {verb} --json").stdout)
+    return found
+
+
+def critical(found: dict[str, Any], *instances: str) -> dict[str, str]:
+    """What is critical by id, of the named instances, or of all and of the host.
+
+    That a daemon has not lasted is told for a minute after it is well again, and left out here.
+    """
+    groups = [found["instances"][name] for name in instances] or [found["host"], *found["instances"].values()]
+    checks = [one for group in groups for one in group["checks"]]
+    return {one["name"]: one["found"] for one in checks if one["level"] == "critical" and one["name"] != "restarts"}
+
+
 @pytest.fixture
 def status(host: Any) -> Callable[[], dict[str, Any]]:
-    """What `mpsctl status --json` says of each instance of the host, by its name."""
+    """What `mpsctl status --json` shows of each instance of the host, by its name."""
 
     def read() -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(host.run("mpsctl status --json").stdout)["instances"]
-        return found
+        return {name: one["facts"] for name, one in judged(host, "status")["instances"].items()}
 
     return read
+
+
+@pytest.fixture
+def as_desired(host: Any) -> Callable[..., bool]:
+    """Whether nothing is critical of the named instances, or of all and of the host."""
+    return lambda *instances: not critical(judged(host, "status"), *instances)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import Any, Sequence
+from typing import Any
 
 from gpu_host import CLIENT, Host, converge, expect, fail, on_a_host
 
@@ -65,15 +65,20 @@ class Client:
 
 
 def status(host: Host) -> dict[str, Any]:
-    """Instance 0 by one call of `mpsctl status`."""
+    """Instance 0 by one call of `mpsctl status`: its word, facts and checks."""
     host.run("mpsctl status", check=False)
     said = host.run("mpsctl status --json", check=False, idle=True)
     found: dict[str, Any] = json.loads(said.splitlines()[-1])["instances"]["0"]
     return found
 
 
+def critical(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The checks that are critical, by their ids, with the facts behind them."""
+    return {one["name"]: one["facts"] for one in found["checks"] if one["level"] == "critical"}
+
+
 def of_pid(found: dict[str, Any], pid: int) -> dict[str, Any]:
-    for server in found["servers"]:
+    for server in found["facts"]["servers"]:
         for client in server["clients"]:
             if client["pid"] == pid:
                 named: dict[str, Any] = client
@@ -97,7 +102,7 @@ def change_under_load(host: Host) -> None:
     print(f"   a context costs {context_mib} MiB")
     expect("each is under its limit", [client.free_mib for client in old], [OLD_MIB - context_mib] * 8)
     main_pid = host.run("systemctl show -p MainPID --value mps-control@0")
-    before = [server["pid"] for server in status(host)["servers"]]
+    before = [server["pid"] for server in status(host)["facts"]["servers"]]
     print(f"-- site.yml changes the limit to {NEW_MIB} MiB")
     converge(host, "6G")
     new = Client(host, "new")
@@ -105,23 +110,23 @@ def change_under_load(host: Host) -> None:
     expect("all 8 are alive", [client.alive for client in old], [True] * 8)
     found = status(host)
     expect("the daemon is the same process", host.run("systemctl show -p MainPID --value mps-control@0"), main_pid)
-    expect("the server is the same process", [server["pid"] for server in found["servers"]], before)
-    expect("everything is in the desired state", (found["as_desired"], found["findings"]), (True, []))
-    limit = next(value for value in found["servers"][0]["values"] if value["what"].startswith("memory limit"))
-    expect("the server's limit to the byte, by its own log", limit["log_bytes"], NEW_MIB << 20)
+    servers = found["facts"]["servers"]
+    expect("the server is the same process", [server["pid"] for server in servers], before)
+    expect("everything is in the desired state", critical(found), {})
+    limit = next(value["desired"] for value in servers[0]["values"] if value["desired"]["kind"] == "memory limit")
+    expect("the server's limit to the byte, by its own log", limit["said_bytes"], NEW_MIB << 20)
     expect(
         "the limits of the old clients",
         [of_pid(found, client.pid)["limits_mib"] for client in old],
         [[OLD_MIB]] * len(old),
     )
     for client in old:
-        expect(
-            f"{client.label} is told to be older", "desired 6144 MiB" in str(of_pid(found, client.pid)["older"]), True
-        )
+        older = [(one["limit_mib"], one["desired_mib"]) for one in of_pid(found, client.pid)["older"]]
+        expect(f"{client.label} is told to be older", older, [(OLD_MIB, NEW_MIB)])
     expect(
         "the limit of the new client",
         (of_pid(found, new.pid)["limits_mib"], of_pid(found, new.pid)["older"]),
-        ([NEW_MIB], None),
+        ([NEW_MIB], []),
     )
     print(f"   memory by NVML: {[of_pid(found, client.pid)['memory_mib'] for client in [*old, new]]}")
     expect(
@@ -139,16 +144,13 @@ def limit_bypasses(host: Host) -> None:
     found = status(host)
     for client, variable in zip(bad, LIMIT_BYPASSES):
         expect(f"{variable!r}: more than the limit is free to it", client.free_mib > NEW_MIB, True)
-        expect(f"{variable!r} is named", f"{VARIABLE}={variable}:" in str(of_pid(found, client.pid)["bypassed"]), True)
-    named(found["findings"], bad, "status names each in a finding")
-    expect("a client that only lowers its limit is not accused", of_pid(found, good.pid)["bypassed"], None)
-    expect("no more findings than limit bypasses", len(found["findings"]), len(bad))
+        expect(f"{variable!r} is named", of_pid(found, client.pid)["bypass"]["value"], variable)
+    expect("a client that only lowers its limit is not accused", of_pid(found, good.pid)["bypass"], None)
+    expect("nothing else is critical", list(critical(found)), ["client-limits"])
+    pids = sorted(critical(found)["client-limits"]["pids"])
+    expect("status names each and no other", pids, sorted(one.pid for one in bad))
     for client in [good, *bad]:
         client.leave()
-
-
-def named(findings: Sequence[str], clients: Sequence[Client], what: str) -> None:
-    expect(what, [any(f"client {one.pid} " in line for line in findings) for one in clients], [True] * len(clients))
 
 
 def policy(host: Host) -> None:

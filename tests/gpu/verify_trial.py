@@ -88,12 +88,12 @@ NOT_MANAGED = "compute-mode"
 
 
 def amiss(report: dict[str, Any]) -> dict[str, str]:
-    groups = [report.get("host", []), *report.get("instances", {}).values()]
+    groups = [report.get("host", {}), *report.get("instances", {}).values()]
     return {
         one["name"]: f"{one['level']}: {one['found']}"
         for group in groups
-        for one in group
-        if one["level"] != "pass" and one["name"] != NOT_MANAGED
+        for one in group.get("checks", [])
+        if one["level"] != "ok" and one["name"] != NOT_MANAGED
     }
 
 
@@ -240,8 +240,7 @@ def healthy(host: Host) -> None:
     with clients(worker):
         report, seconds = asked(host, "mpsctl verify --probe-client --allocate")
         soft(f"verify is silent ({seconds:.1f} s with a probe client)", not amiss(report), amiss(report))
-        checks = report.get("instances", {}).get("0", [])
-        for one in checks:
+        for one in report.get("instances", {}).get("0", {}).get("checks", []):
             if one["name"].startswith("probe"):
                 print(f"   {one['name']}: {one['level']}: {one['found']}")
         answer, _ = asked(host, "mpsctl doctor")

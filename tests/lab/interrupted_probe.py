@@ -97,10 +97,16 @@ served_before = served()
 code, text = ask(*MPSCTL, "status", "--json")
 status = json.loads(text)
 served_after = served()
-seen = {gpu["uuid"]: gpu["compute_mode"] for one in status["instances"].values() for gpu in one["gpus"]}
+devices = {name: one["facts"]["devices"] for name, one in status["instances"].items()}
+seen = {one["uuid"]: one["gpu"]["compute_mode"] for every in devices.values() for one in every}
 modes_now = seen if len(seen) == GPUS else modes()
 known = served_before + served_after
-findings = [line for one in status["instances"].values() for line in one["findings"]] + status["findings"]
+critical = {
+    name: {one["name"]: one["facts"] for one in group["checks"] if one["level"] == "critical"}
+    for name, group in (("host", status["host"]), *status["instances"].items())
+}
+unusable = list(critical["host"].get("modes-without-daemon", {}).get("gpus", []))
+unusable += [one["uuid"] for name, every in devices.items() if "compute-mode" in critical[name] for one in every]
 print(
     json.dumps(
         {
@@ -109,7 +115,8 @@ print(
             "modes": modes_now,
             "unserved": [uuid for uuid, mode in modes_now.items() if mode != "default" and uuid not in known],
             "served": served_after,
-            "status": [code, findings],
+            "status": [code, {name: sorted(checks) for name, checks in critical.items() if checks}],
+            "unusable": unusable,
             "limits": [limit(number) for number in range(GPUS)],
             "partial_files": sorted(path for pattern in LEFT for path in glob.glob(pattern)),
             "directories": [path for path in DIRECTORIES if os.path.exists(path)],

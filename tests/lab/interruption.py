@@ -184,9 +184,8 @@ class Trial:
 
     def judge_between(self, where: str, found: dict[str, dict[str, Any]]) -> None:
         for name, one in found.items():
-            code, findings = one["status"]
-            told = [line for line in findings if "nobody can use it" in line]
-            if len(told) < len(one["unserved"]) or (told and code != 1):
+            code, told = one["status"][0], set(one["unusable"])
+            if not set(one["unserved"]) <= told or (told and code != 1):
                 self.violations.append(
                     f"{where}: {name} has GPUs that are exclusive, without a daemon, unnoticed: {one}"
                 )

@@ -50,10 +50,10 @@ def prove_verify(fleet: Rollout, folder: Path) -> None:
         bare.name: ["set-up", "no instance of MPS"],
         away.name: ["reachable", "unreachable"],
     }
-    assert rows[exclusive.name]["level"] == "fail"
+    assert rows[exclusive.name]["level"] == "critical"
     assert "unit-active" in rows[exclusive.name]["first"] or "unit-enabled" in rows[exclusive.name]["first"]
     # Lab hosts have no persistence daemon, which is worth a warning.
-    assert {rows[host.name]["level"] for host in (well, *others)} == {"warn"}
+    assert {rows[host.name]["level"] for host in (well, *others)} == {"warning"}
     assert report["simulated"]
     page = (folder / "verify.html").read_text()
     assert "Simulated GPUs" in page
@@ -92,7 +92,7 @@ def prove_reboots(fleet: Rollout, folder: Path, late: int, missing: int, delay_s
         len(hosts) - missing - 1
     )
     report = json.loads((folder / "reboot.json").read_text())
-    assert {name: row["level"] == "fail" for name, row in report["hosts"].items()} == {
+    assert {name: row["level"] == "critical" for name, row in report["hosts"].items()} == {
         host.name: number == missing for number, host in enumerate(hosts[: missing + 1])
     }
     lab("gpu", hosts[missing].name, "restore")
@@ -102,7 +102,7 @@ def prove_reboots(fleet: Rollout, folder: Path, late: int, missing: int, delay_s
     assert [now != then for now, then in zip(last, middle)] == [False] * missing + [True] * (len(hosts) - missing)
     report = json.loads((folder / "reboot.json").read_text())
     assert set(report["hosts"]) == {host.name for host in hosts}
-    assert "fail" not in report["count"], second.output
+    assert "critical" not in report["count"], second.output
     checks = [one for row in report["hosts"].values() for group in row["groups"] for one in group["checks"]]
     assert all("before" in one for one in checks)
     assert not (folder / "reboot.open").exists()

@@ -7,7 +7,7 @@ import os
 import subprocess
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, Sequence
 
 import pytest
 
@@ -19,7 +19,7 @@ assert _spec.loader is not None
 _shared = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_shared)
 pytest_collection_finish = _shared.pytest_collection_finish
-status, ask, eventually = _shared.status, _shared.ask, _shared.eventually
+status, ask, eventually, as_desired = _shared.status, _shared.ask, _shared.eventually, _shared.as_desired
 
 Status = Callable[[], dict[str, Any]]
 Lab = Callable[..., None]
@@ -79,9 +79,35 @@ def daemons(host: Any) -> Callable[[], set[int]]:
 
 
 @pytest.fixture
-def as_desired(host: Any) -> Callable[..., bool]:
-    """Whether `mpsctl status` of the named instances, or of all, ends with 0."""
-    return lambda *instances: host.run(f"mpsctl status {' '.join(instances)}").rc == 0
+def levels(host: Any) -> Callable[..., dict[str, str]]:
+    """The level of each check of one verb by its id, of an instance or of the ``host``."""
+
+    def read(verb: str, of: str) -> dict[str, str]:
+        found = _shared.judged(host, verb)
+        group = found["host"] if of == "host" else found["instances"][of]
+        return {one["name"]: one["level"] for one in group["checks"]}
+
+    return read
+
+
+@pytest.fixture
+def told(host: Any) -> Callable[..., None]:
+    """status, verify and health all say that an instance, or the ``host``, is critical, and by the named checks.
+
+    Each ends as a failure. The instances ``well`` are critical in none of them.
+    """
+
+    def look(of: str, *ids: str, well: Sequence[str] = ()) -> None:
+        for verb in ("status", "verify", "health"):
+            found = _shared.judged(host, verb)
+            group = found["host"] if of == "host" else found["instances"][of]
+            assert group["word"] == "critical", (verb, group["word"])
+            assert found["exit_code"] == (2 if verb == "verify" else 1), verb
+            named = {one["name"] for one in group["checks"] if one["level"] == "critical"}
+            assert set(ids) <= named, (verb, named)
+            assert not [_shared.critical(found, one) for one in well if _shared.critical(found, one)], verb
+
+    return look
 
 
 @pytest.fixture
@@ -151,4 +177,4 @@ def left_as_it_was(
     _lab("driver", name, "--well")
     _lab("driver", name, "--delay=0")
     eventually("in the desired state afterwards", as_desired)
-    assert host.run("mpsctl health").rc == 0
+    assert not _shared.critical(_shared.judged(host, "health"))

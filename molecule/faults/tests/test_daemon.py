@@ -44,11 +44,13 @@ def test_killed_in_a_loop(
     eventually: Eventually,
     as_desired: Callable[..., bool],
     daemons: Callable[[], set[int]],
+    levels: Callable[..., dict[str, str]],
 ) -> None:
     """Fault: the daemon is killed whenever it has come up
 
-    Happens: four starts at once, then pauses of 1, 2, 4 … 30 s; `status` says how many starts in a row did not last
-    Heals: systemd starts it for as long as it takes, and never gives up; a minute of work makes all forgotten
+    Happens: four starts at once, then pauses of 1, 2, 4 … 30 s; each verb says how many starts in a row did not last
+    Heals: systemd starts it for as long as it takes, and never gives up; after a minute of work it is a warning, after
+    an hour no more
     Tried: six SIGKILL in a row, each as soon as there was a main process
     """
     loop = (
@@ -58,32 +60,31 @@ def test_killed_in_a_loop(
     )
     with untouched("1"):
         host.run(loop)
-        eventually("status says so", lambda: "starts in a row did not last" in host.run("mpsctl status 0").stdout)
+        eventually("status says so", lambda: levels("status", "0")["restarts"] == "critical")
         assert host.service(UNIT).systemd_properties["ActiveState"] != "failed"
         eventually("it is back", lambda: as_desired("0"))
     assert len(daemons()) == 2
 
 
-def test_stopped_by_a_signal(host: Any, untouched: Untouched, pid: Callable[[str], int]) -> None:
+def test_stopped_by_a_signal(
+    host: Any, untouched: Untouched, pid: Callable[[str], int], told: Callable[..., None]
+) -> None:
     """Fault: the daemon is stopped by SIGSTOP: alive, listening, answering nothing
 
-    Happens: `status` and the health timer name it, with the command that lets it go on, and wait for nobody; other
-    instances are well; clients that connect now wait
+    Happens: `status`, `verify` and the health timer name it, with the command that lets it go on, and wait for nobody;
+    other instances are well; clients that connect now wait
     Heals: `kill -CONT`; with `mps_unresponsive_daemon: restart` the second look of the health timer
-    Tried: SIGSTOP, `mpsctl status`, `mpsctl health`, SIGCONT
+    Tried: SIGSTOP, each verb, SIGCONT
     """
     daemon = pid("0")
     with untouched("0", "1"):
         assert host.run(f"kill -STOP {daemon}").rc == 0
         try:
-            status = host.run("timeout 60 mpsctl status 0")
-            health = host.run("timeout 60 mpsctl health")
+            told("0", "daemon-answers", well=["1"])
+            said = host.run("timeout 60 mpsctl status 0").stdout
         finally:
             host.run(f"kill -CONT {daemon}")
-        assert status.rc == health.rc == 1
-        for said in (status.stdout, health.stdout):
-            assert f"the control daemon (pid {daemon}) is stopped by a signal" in said
-        assert "instance 1: well" in health.stdout
+        assert f"kill -CONT {daemon}" in said
 
 
 @pytest.mark.parametrize("how", ["stopped", "directory removed"])
@@ -129,22 +130,19 @@ def test_pipe_directory_removed(
     pid: Callable[[str], int],
     as_desired: Callable[..., bool],
     daemons: Callable[[], set[int]],
+    told: Callable[..., None],
 ) -> None:
     """Fault: the pipe directory, its sockets or the links to them are removed under a live daemon
 
-    Happens: the daemon lives on and nobody reaches it; `status` and the health timer name it; other instances are well
+    Happens: the daemon lives on and nobody reaches it; each verb says so; other instances are well
     Heals: `systemctl restart`, which ends the orphan first: there is never a second daemon beside it. Where only the
     links are gone a reload is enough
-    Tried: each of the three removed, `mpsctl status`, `mpsctl health`, then the restart or reload
+    Tried: each of the three removed, each verb, then the restart or reload
     """
     daemon = pid("0")
     with untouched("1"):
         host.run(f"rm -rf {what}")
-        assert host.run("timeout 60 mpsctl status 0").rc == 1
-        health = host.run("timeout 60 mpsctl health")
-        assert health.rc == 1
-        assert "instance 0: NOT WELL" in health.stdout
-        assert "instance 1: well" in health.stdout
+        told("0", well=["1"])
         links_only = what.startswith(f"{PIPE}/control ")
         assert host.run(f"systemctl {'reload' if links_only else 'restart'} {UNIT}").rc == 0
         assert as_desired("0")
@@ -158,19 +156,21 @@ def test_small_files_aged_away(
     as_desired: Callable[..., bool],
     daemons: Callable[[], set[int]],
     pid: Callable[[str], int],
+    told: Callable[..., None],
 ) -> None:
     """Fault: a cleaner ages `control_lock`, `log` and the pid file away under a live daemon
 
-    Happens: nothing: it answers, takes limits and is ended as before; another daemon for the same directory is never
-    started, since every start has a directory of its own
+    Happens: it answers, takes limits and is ended as before; another daemon for the same directory is never started,
+    since every start has a directory of its own; each verb names the files that are gone
     Heals: the next start
-    Tried: the three removed, `mpsctl status`, a reload, a restart
+    Tried: the three removed, each verb, a reload, a restart
     """
     with untouched("1"):
-        with untouched("0"):
-            host.run(f"cd {PIPE}/.[A-Za-z0-9_-]* && rm -f control_lock log nvidia-cuda-mps-control.pid")
-            assert as_desired("0")
-            assert host.run(f"systemctl reload {UNIT}").rc == 0
+        daemon = pid("0")
+        host.run(f"cd {PIPE}/.[A-Za-z0-9_-]* && rm -f control_lock log nvidia-cuda-mps-control.pid")
+        told("0", "pipe-directory-files", well=["1"])
+        assert host.run(f"systemctl reload {UNIT}").rc == 0
+        assert pid("0") == daemon
         assert host.run(f"systemctl restart {UNIT}").rc == 0
         assert as_desired("0")
         assert daemons() == {pid("0"), pid("1")}
@@ -227,22 +227,21 @@ def test_foreign_daemon_on_the_directory(
 
 
 @pytest.mark.parametrize("devices", ["CUDA_VISIBLE_DEVICES=0", ""])
-def test_foreign_daemon_on_the_gpu(host: Any, devices: str, untouched: Untouched) -> None:
+def test_foreign_daemon_on_the_gpu(
+    host: Any, devices: str, untouched: Untouched, told: Callable[..., None], levels: Callable[..., dict[str, str]]
+) -> None:
     """Fault: a control daemon that somebody started by hand, with another directory, serves the same GPU
 
-    Happens: the health timer names its pid, its directory and the command that ends it, for each instance whose GPU it
-    serves; ours goes on
+    Happens: each verb names its pid and its directory, for each instance whose GPU it serves; ours goes on
     Heals: ending the foreign daemon; nothing of it is touched by us
-    Tried: one started by hand for GPU 0 and one for all, `mpsctl health`, its `quit`
+    Tried: one started by hand for GPU 0 and one for all, each verb, its `quit`
     """
     by_hand = "CUDA_MPS_PIPE_DIRECTORY=/run/by-hand"
     with untouched("0", "1"):
         assert host.run(f"{by_hand} {devices} nvidia-cuda-mps-control -d </dev/null >/dev/null 2>&1").rc == 0
         try:
-            health = host.run("mpsctl health")
+            told("0", "other-daemons", well=["1"] if devices else [])
+            assert (levels("status", "1")["other-daemons"] == "ok") == bool(devices)
+            assert levels("status", "host")["foreign-daemons"] == "warning"
         finally:
             host.run(f"echo quit | {by_hand} nvidia-cuda-mps-control")
-        assert health.rc == 1
-        assert "another control daemon" in health.stdout
-        assert "CUDA_MPS_PIPE_DIRECTORY=/run/by-hand" in health.stdout
-        assert ("instance 1: well" in health.stdout) == bool(devices)

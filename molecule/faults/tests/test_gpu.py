@@ -20,20 +20,19 @@ def served(status: Status) -> list[list[str]]:
     return [one["serves"] for one in status().values()]
 
 
-def test_gpu_vanishes(host: Any, gpu: Lab, untouched: Untouched, as_desired: Callable[..., bool]) -> None:
+def test_gpu_vanishes(
+    host: Any, gpu: Lab, untouched: Untouched, as_desired: Callable[..., bool], told: Callable[..., None]
+) -> None:
     """Fault: a GPU falls off the bus (Xid 79) under a running daemon
 
-    Happens: `status` and the health timer name it; the instances of other GPUs go on, and can be restarted
+    Happens: each verb names it; the instances of other GPUs go on, and can be restarted
     Heals: when it is back its compute mode is the driver's default: a reload, or the next run of `site.yml`, takes it
     again
-    Tried: vanish, `mpsctl status`, `mpsctl health`, restart of the neighbour, return, reload
+    Tried: vanish, each verb, restart of the neighbour, return, reload
     """
     with untouched("1"):
         gpu("vanish", 0)
-        assert host.run("mpsctl status 0").rc == 1
-        health = host.run("mpsctl health")
-        assert health.rc == 1
-        assert "instance 1: well" in health.stdout
+        told("0", "gpus-present", "gpus-served", well=["1"])
     assert host.run(f"systemctl restart {NEIGHBOUR}").rc == 0
     assert as_desired("1")
     with untouched("0", "1"):
@@ -60,21 +59,20 @@ def test_gpu_vanished_at_a_start(
         eventually("it is back", lambda: as_desired("0"))
 
 
-def test_gpu_hangs(host: Any, gpu: Lab, as_desired: Callable[..., bool], untouched: Untouched) -> None:
+def test_gpu_hangs(
+    host: Any, gpu: Lab, as_desired: Callable[..., bool], untouched: Untouched, told: Callable[..., None]
+) -> None:
     """Fault: NVML never answers for one GPU
 
-    Happens: every look leaves that GPU out after 10 s; `status` and the health timer name its instance; the
-    instances of other GPUs go on, and can be restarted
+    Happens: every look leaves that GPU out after 10 s; each verb names its instance; the instances of other GPUs go on,
+    and can be restarted
     Heals: a reset of the GPU or a reboot; a reload takes its compute mode again
-    Tried: a GPU whose calls do not return, `mpsctl health`, restart of the neighbour
+    Tried: a GPU whose calls do not return, each verb, restart of the neighbour
     """
     with untouched("0"):
         gpu("hang", 0)
         try:
-            health = host.run("timeout 100 mpsctl health")
-            assert health.rc == 1
-            assert "instance 0: NOT WELL" in health.stdout
-            assert "instance 1: well" in health.stdout
+            told("0", "gpus-present", well=["1"])
             assert host.run(f"systemctl restart {NEIGHBOUR}").rc == 0
         finally:
             gpu("return", 0)
@@ -82,39 +80,41 @@ def test_gpu_hangs(host: Any, gpu: Lab, as_desired: Callable[..., bool], untouch
         assert host.run(f"systemctl reload {UNIT}").rc == 0
 
 
-def test_nvml_hangs(host: Any, driver: Lab, untouched: Untouched) -> None:
+def test_nvml_hangs(driver: Lab, untouched: Untouched, told: Callable[..., None]) -> None:
     """Fault: NVML as a whole never answers
 
-    Happens: `status` and the health timer say so after 10 s; daemons and clients go on; a start fails and is tried
-    again
+    Happens: each verb says so after 10 s; daemons and clients go on; a start fails and is tried again
     Heals: by itself, when NVML answers again
-    Tried: an initialisation of NVML that does not return, `mpsctl health`
+    Tried: an initialisation of NVML that does not return, each verb
     """
     with untouched("0", "1"):
         driver("--hanging")
         try:
-            health = host.run("timeout 100 mpsctl health")
+            told("host", "gpus-answer", well=["0", "1"])
         finally:
             driver("--well")
-        assert health.rc == 1
-        assert "NVML does not answer within" in health.stdout
 
 
 def test_nvml_lacks_what_is_desired(
-    host: Any, gpu: Lab, untouched: Untouched, eventually: Eventually, as_desired: Callable[..., bool]
+    host: Any,
+    gpu: Lab,
+    untouched: Untouched,
+    eventually: Eventually,
+    as_desired: Callable[..., bool],
+    levels: Callable[..., dict[str, str]],
 ) -> None:
     """Fault: NVML answers "Not Supported" for the compute mode and the process lists, as virtual GPUs do
 
-    Happens: where a compute mode is desired, `status` says that NVML does not tell it, and a start fails with NVML's own
-    words rather than run without it
+    Happens: each verb says that compute mode and processes are not told; where a mode is desired, a start fails with
+    NVML's own words rather than run without it
     Heals: `mps_compute_mode: null` for that GPU; by itself where NVML learns it
     Tried: a GPU that lacks them, a restart, then a GPU that has them
     """
     with untouched("1"):
         gpu("unsupported", 0)
-        status = host.run("mpsctl status 0")
-        assert status.rc == 1
-        assert "not told by NVML" in status.stdout
+        for verb in ("status", "verify", "health"):
+            found = levels(verb, "0")
+            assert found["compute-mode"] == found["gpu-processes"] == "unknown", verb
         assert host.run(f"systemctl restart {UNIT}").rc != 0
         assert "was refused by NVML: Not Supported" in host.run(f"journalctl -u {UNIT} -o cat -n 40").stdout
         gpu("return", 0)
@@ -122,22 +122,24 @@ def test_nvml_lacks_what_is_desired(
 
 
 def test_driver_upgraded_underneath(
-    host: Any, driver: Lab, untouched: Untouched, eventually: Eventually, as_desired: Callable[..., bool]
+    host: Any,
+    driver: Lab,
+    untouched: Untouched,
+    eventually: Eventually,
+    as_desired: Callable[..., bool],
+    told: Callable[..., None],
 ) -> None:
     """Fault: the driver's libraries are upgraded under the loaded driver (Driver/library version mismatch)
 
-    Happens: `status` and the health timer say that the host is to be rebooted; running daemons go on; one that ends
-    cannot start, and is tried again
+    Happens: each verb says that the host is to be rebooted; running daemons go on; one that ends cannot start, and is
+    tried again
     Heals: by itself, once the new driver is loaded
-    Tried: a mismatch, `mpsctl status`, SIGKILL to a daemon, the mismatch taken away
+    Tried: a mismatch, each verb, SIGKILL to a daemon, the mismatch taken away
     """
     with untouched("1"):
         driver("--upgraded")
         try:
-            for verb in ("status", "health"):
-                found = host.run(f"mpsctl {verb}")
-                assert found.rc == 1
-                assert "the driver was upgraded underneath: reboot the host" in found.stdout
+            told("host", "gpus-answer", well=["0", "1"])
             host.run(f"systemctl kill --kill-who=main --signal=KILL {UNIT}")
             waits = "the driver was upgraded underneath"
             eventually("it waits", lambda: waits in host.run(f"journalctl -u {UNIT} -o cat -n 20").stdout)
@@ -161,11 +163,15 @@ def test_driver_late(
 
 
 def test_gpu_missing_at_boot(
-    host: Any, gpu: Lab, reboot: Callable[[], None], eventually: Eventually, as_desired: Callable[..., bool]
+    gpu: Lab,
+    reboot: Callable[[], None],
+    eventually: Eventually,
+    as_desired: Callable[..., bool],
+    told: Callable[..., None],
 ) -> None:
     """Fault: a GPU is missing at boot: the driver does not find it
 
-    Happens: its instance is named by `status` and tried again; the others are up, after the wait of the boot
+    Happens: its instance is named by each verb and tried again; the others are up, after the wait of the boot
     Heals: by itself, once the GPU is there. Instances named by index take the GPU that has the index now: name them by
     UUID where that matters
     Tried: the last GPU pulled, a reboot, the GPU put back
@@ -174,20 +180,23 @@ def test_gpu_missing_at_boot(
     try:
         reboot()
         eventually("the other is up", lambda: as_desired("0"))
-        found = host.run("mpsctl status 1")
-        assert found.rc == 1
-        assert "NOT IN THE DESIRED STATE" in found.stdout
+        told("1", "gpus-present", "unit-active", well=["0"])
     finally:
         gpu("restore")
     eventually("it is up", lambda: as_desired("1"))
 
 
 def test_gpu_swapped(
-    host: Any, gpu: Lab, untouched: Untouched, status: Status, as_desired: Callable[..., bool]
+    host: Any,
+    gpu: Lab,
+    untouched: Untouched,
+    status: Status,
+    as_desired: Callable[..., bool],
+    told: Callable[..., None],
 ) -> None:
     """Fault: another GPU (another UUID) has the index of an instance's
 
-    Happens: `status` says which GPU the daemon serves and which is desired, and that a restart is needed
+    Happens: each verb says which GPU the daemon serves and which is desired, and that a restart is needed
     Heals: the restart, or the boot, takes the GPU that has the index now
     Tried: the card exchanged under a running daemon, `systemctl restart`, and the former one again
     """
@@ -195,9 +204,7 @@ def test_gpu_swapped(
     for _ in range(2):
         with untouched("1"):
             gpu("swap", 0)
-            found = host.run("mpsctl status 0")
-            assert found.rc == 1
-            assert "a restart is needed: the daemon serves" in found.stdout
+            told("0", "gpus-served", well=["1"])
             assert host.run(f"systemctl restart {UNIT}").rc == 0
             assert as_desired("0")
     assert served(status) == before
@@ -213,7 +220,7 @@ def test_order_changed(
 ) -> None:
     """Fault: the order of the GPUs' indices changes
 
-    Happens: `status` says for each instance which GPU its daemon serves and which is desired; no GPU is left without one
+    Happens: each verb says which GPU the daemon serves and which is desired; no GPU is left without one
     Heals: a boot, or `site.yml`, which restarts the instances whose clients are none
     Tried: the cards change places under running daemons, `site.yml`; they change back, a reboot
     """
@@ -230,29 +237,30 @@ def test_order_changed(
     assert served(status) == before
 
 
-def test_mig_switched(host: Any, gpu: Lab, untouched: Untouched) -> None:
+def test_mig_switched(host: Any, gpu: Lab, untouched: Untouched, told: Callable[..., None]) -> None:
     """Fault: MIG is switched on, and off again, under a running instance
 
-    Happens: `status` and the health timer say that the GPU is split and which of its devices could be named; others are
-    well; the daemon is left alone
+    Happens: each verb says that the GPU is split and which of its devices could be named; others are well; the daemon
+    is left alone
     Heals: MIG off and a reload; or the MIG devices named in `mps_instances`. Stop the instances first: operations.md
-    Tried: on, `mpsctl status`, `mpsctl health`, off, reload
+    Tried: on, each verb, off, reload
     """
     with untouched("0", "1"):
         gpu("mig-on", 0)
         try:
-            found = host.run("mpsctl status 0")
-            health = host.run("mpsctl health")
+            told("0", "gpus-present", well=["1"])
         finally:
             gpu("mig-off", 0)
-        assert found.rc == health.rc == 1
-        assert "which is split by MIG" in found.stdout
-        assert "instance 1: well" in health.stdout
         assert host.run(f"systemctl reload {UNIT}").rc == 0
 
 
 def test_mig_switched_with_the_instances_stopped(
-    host: Any, gpu: Lab, eventually: Eventually, as_desired: Callable[..., bool], status: Status
+    host: Any,
+    gpu: Lab,
+    eventually: Eventually,
+    as_desired: Callable[..., bool],
+    status: Status,
+    levels: Callable[..., dict[str, str]],
 ) -> None:
     """Fault: MIG is changed, or a GPU is reset, as docs/operations.md has it
 
@@ -267,12 +275,12 @@ def test_mig_switched_with_the_instances_stopped(
     assert stop in operations
     assert operations.count(start) == 2, "on the command line and in the hooks file"
     assert host.run(stop).rc == 0
-    assert [one["gpus"][0]["compute_mode"] for one in status().values()] == ["default", "default"]
+    assert [one["devices"][0]["gpu"]["compute_mode"] for one in status().values()] == ["default", "default"]
     gpu("mig-on", 0)
     try:
         host.run(start)
         eventually("the other is up", lambda: as_desired("1"))
-        assert "which is split by MIG" in host.run("mpsctl status 0").stdout
+        assert levels("status", "0")["gpus-present"] == "critical"
         assert host.run(stop).rc == 0
     finally:
         gpu("mig-off", 0)

@@ -26,8 +26,8 @@ from mpsctl.store import limit_bypasses, unresponsive
 from mpsctl.store.limit_bypasses import LimitBypass
 from mpsctl.store.world import World
 
-INSTANCE_TIMEOUT_S = 30.0
-"""What one instance may take. All are looked at at once, each daemon has 5 s for all questions, NVML 10 s: so a look ends
+INSTANCE_TIMEOUT_S = 20.0
+"""What one instance may take. All are looked at at once, each daemon has 5 s for all questions, NVML 20 s: so a look ends
 within 45 s, whatever hangs."""
 
 (

@@ -12,8 +12,9 @@ from mpsctl.observe.facts import NO_ANSWER, GpuFacts, Unread
 from mpsctl.store import configuration
 from mpsctl.store.world import World
 
-TIMEOUT_S = 10.0
-"""What NVML may take for all that it is asked."""
+TIMEOUT_S = 20.0
+"""What NVML may take for all that it is asked: longer than the 10 s after which a GPU that hangs is left out, and its
+neighbours are not."""
 
 
 def begin(world: World, timeout_s: float = TIMEOUT_S) -> Call[GpuFacts]:
