@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fakes import H200_MIB
 from mpsctl.model import quantity
 from mpsctl.model.errors import BadValue
-from mpsctl.store.desired_values import Desired, steps
+from mpsctl.store.desired_values import Desired, values
 from real_daemon import Running
 
 MEASURED = ["2G", "1536M", "20", "20%", "1.5G", "1024K", "4294967296", "-1G", "abc", "0G"]
@@ -45,7 +45,7 @@ def check(daemon: Running, texts: Sequence[str]) -> int:
             assert expected_mib(text) is None, f"{text!r} is refused"
             continue
         assert mib == expected_mib(text), f"{text!r} became {mib} MiB"
-        (step,) = steps(Desired((mib,), None, None), None)
+        (step,) = values(Desired((mib,), None, None), None)
         accepted.append((text, mib, step))
     # A value of its own before each, so that what reads back cannot be left from the last one.
     other = "set_default_device_pinned_mem_limit 0 {}M"

@@ -34,6 +34,7 @@ class Said:
 @pytest.fixture
 def served(host: RealDaemonHost) -> tuple[RealDaemonHost, Running]:
     host.desired(DeviceMemoryLimit="900M", ActiveThreadPercentage=50)
+    host.places.root.chmod(0o755)
     return host, host.bring_up()
 
 

@@ -23,9 +23,9 @@ from mpsctl.lifecycle import apply, drain, stop, terminate
 from mpsctl.model import quantity
 from mpsctl.model.checked_values import DAEMON_DIRECTORY_MAX_BYTES, PRIVATE_NAME_BYTES, check_pipe_directory
 from mpsctl.model.errors import BadValue, NotReady
-from mpsctl.observe.clients import Client
+from mpsctl.observe.facts import ClientFacts
 from mpsctl.store import configuration
-from mpsctl.store.desired_values import Desired, steps
+from mpsctl.store.desired_values import Desired, values
 from real_daemon import RealDaemonHost, Running, Starter, held_session
 
 LIMIT = "default_device_pinned_mem_limit 0"
@@ -46,7 +46,7 @@ def limit_of(daemon: Running) -> list[str]:
 @settings(max_examples=10)
 def test_below_one_gib_every_limit_reads_back_to_the_mib(daemon: Running, limits_mib: list[int]) -> None:
     for mib in limits_mib:
-        (step,) = steps(Desired((mib,), None, None), None)
+        (step,) = values(Desired((mib,), None, None), None)
         _, shown = daemon.front_end().ask([step.setter, step.getter])
         assert step.in_force(shown), (mib, shown)
         assert shown == [f"{mib}M"]
@@ -55,7 +55,7 @@ def test_below_one_gib_every_limit_reads_back_to_the_mib(daemon: Running, limits
 @given(mib=st.integers(1024, quantity.MAX_MIB))
 @settings(max_examples=20)
 def test_from_one_gib_on_the_getter_rounds_down_as_expected(daemon: Running, mib: int) -> None:
-    (step,) = steps(Desired((mib,), None, None), None)
+    (step,) = values(Desired((mib,), None, None), None)
     said, shown = daemon.front_end().ask([step.setter, step.getter])
     assert said == []
     assert shown == [step.reads] == [f"{mib // 1024}G"]
@@ -64,14 +64,14 @@ def test_from_one_gib_on_the_getter_rounds_down_as_expected(daemon: Running, mib
 @given(tenths=st.integers(1, 1000))
 @settings(max_examples=20)
 def test_every_thread_percentage_with_one_decimal_reads_back(daemon: Running, tenths: int) -> None:
-    (step,) = steps(Desired((), tenths / 10, None), None)
+    (step,) = values(Desired((), tenths / 10, None), None)
     said, shown = daemon.front_end().ask([step.setter, step.getter])
     assert said == shown == [step.reads]
 
 
 @pytest.mark.parametrize("priority", [1, 0])
 def test_the_client_priority_reads_back(daemon: Running, priority: int) -> None:
-    (step,) = steps(Desired((), None, priority), None)
+    (step,) = values(Desired((), None, priority), None)
     assert step.in_force(daemon.front_end().ask([step.setter, step.getter])[1])
 
 
@@ -208,7 +208,7 @@ def test_a_client_that_the_daemon_does_not_know_gets_no_signal(host: RealDaemonH
     daemon = host.bring_up()
     with subprocess.Popen(["/bin/sleep", "600"]) as child:
         try:
-            client = Client(child.pid, 0, "root", "sleep", None, [], [], procfs.started_at(child.pid))
+            client = ClientFacts(child.pid, 0, "root", "sleep", None, [], [], procfs.started_at(child.pid))
             (ended,) = terminate.end(host.world, daemon.front_end(), [(daemon.pid, client)])
             assert (ended.taken_off, ended.left) == (False, True)
             assert child.poll() is None

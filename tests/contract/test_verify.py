@@ -1,4 +1,4 @@
-"""Judgements of NVIDIA's control daemons 535, 550 and 555: what they rely on, and that nothing makes a look hang."""
+"""Judgements of NVIDIA's own daemons 535, 550 and 555: what they rely on, and that nothing makes a look hang."""
 
 from __future__ import annotations
 
