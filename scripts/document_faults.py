@@ -24,9 +24,10 @@ _HEAD = """\
 
 Each line is a test. Those of the scenario `faults` plant the fault on hosts of the lab, where systemd, the file systems
 and NVIDIA's control daemon are real and GPUs, NVML and the driver are simulated; they watch that the other instances
-of the host keep their process and stay in the desired state, and are over only when `mpsctl status` finds everything in the desired state
-again. `make molecule` runs them. In the lab no MPS server starts, so what clients see of a fault comes from an H200
-([transcripts](measurements)): a daemon that ends takes its servers along, and their clients see error 806.
+of the host keep their process and stay in the desired state. A test is over only when `mpsctl status` finds all
+instances in the desired state again. `make molecule` runs them. In the lab no MPS server starts, so what clients see of
+a fault comes from an H200 ([transcripts](measurements)): a daemon that ends takes its servers along, and their clients
+see error 806.
 """
 _IN_UNITS = """\
 ## Not to be planted on a lab's host

@@ -105,8 +105,8 @@ def test_nvml_lacks_what_is_desired(
 ) -> None:
     """Fault: NVML answers "Not Supported" for the compute mode and the process lists, as virtual GPUs do
 
-    Happens: where a compute mode is desired, `status` says that NVML does not tell it, and a start fails with NVML's own
-    words rather than run without it
+    Happens: where a compute mode is desired, `status` says that NVML does not tell it, and a start fails with NVML's
+    own words rather than run without it
     Heals: `mps_compute_mode: null` for that GPU; by itself where NVML learns it
     Tried: a GPU that lacks them, a restart, then a GPU that has them
     """
@@ -213,7 +213,8 @@ def test_order_changed(
 ) -> None:
     """Fault: the order of the GPUs' indices changes
 
-    Happens: `status` says for each instance which GPU its daemon serves and which is desired; no GPU is left without one
+    Happens: `status` says for each instance which GPU its daemon serves and which is desired; no GPU is left without
+    one
     Heals: a boot, or `site.yml`, which restarts the instances whose clients are none
     Tried: the cards change places under running daemons, `site.yml`; they change back, a reboot
     """
