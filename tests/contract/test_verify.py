@@ -28,7 +28,7 @@ def checks(host: RealDaemonHost) -> dict[str, Check]:
 
 
 @pytest.mark.usefixtures("daemon")
-def test_a_daemon_that_does_in_the_desired_state_passes(host: RealDaemonHost, version: int) -> None:
+def test_a_daemon_in_the_desired_state_passes(host: RealDaemonHost, version: int) -> None:
     found = checks(host)
     passed = {name for name, one in found.items() if one.level == PASS}
     # Its parent is this test, not systemd; and before 550 everybody may change limits.
