@@ -52,7 +52,7 @@ def wanted() -> Optional[Path]:
 def unpack(places: Places, archive: Path) -> Parts:
     """The bundle's parts, unpacked if they are not there yet.
 
-    :raises LabError: if it is interrupted, or no such archive at all; nothing of it is kept then.
+    :raises LabError: if it is cut short, or no such archive at all; nothing of it is kept then.
     """
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()[:16]
     ready = places.bundles / digest

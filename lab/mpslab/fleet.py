@@ -191,18 +191,18 @@ def _real_parts(places: Places, desired: Desired) -> _Parts:
 
 
 def _wanted(
-    desired: Desired, present: dict[str, hosts.Host], parts: _Parts, foreign: list[hosts.Host]
+    desired: Desired, present: dict[str, hosts.Host], parts: _Parts, others: list[hosts.Host]
 ) -> list[hosts.Host]:
     """The desired hosts: those that are there as they are, the others anew.
 
-    :param foreign: the hosts of the machine's other labs, which have their addresses even while they are stopped.
+    :param others: the hosts of the machine's other labs, which have their addresses even while they are stopped.
     :raises LabError: if one is there as something else.
     """
     numbers = range(1, desired.count + 1)
     taken = {_prefix(host.name): addresses.block_of(host.address) for host in present.values()}
     ports = {host.port for host in present.values()}
     port = ports.pop() if ports else addresses.choose_port()
-    reserved = {addresses.block_of(host.address) for host in foreign}
+    reserved = {addresses.block_of(host.address) for host in others}
     block = addresses.choose_block(
         desired.prefix,
         taken,

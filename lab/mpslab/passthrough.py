@@ -43,7 +43,7 @@ class Bind:
     writable: bool = False
 
     def option(self) -> str:
-        """For systemd-nspawn, in whose words a colon and a backslash are without its limit."""
+        """The option for systemd-nspawn, where a backslash stands before each colon and backslash of a path."""
         source, target = (re.sub(r"([:\\])", r"\\\1", str(path)) for path in (self.source, self.target))
         return f"--bind{'' if self.writable else '-ro'}={source}:{target}"
 

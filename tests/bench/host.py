@@ -30,8 +30,8 @@ def seconds(command, rounds=15):
         found.append(time.monotonic() - begin)
     return found
 
-def until(command, desired):
-    while subprocess.run(command, shell=True, capture_output=True, text=True).stdout.strip() != desired:
+def until(command, expected):
+    while subprocess.run(command, shell=True, capture_output=True, text=True).stdout.strip() != expected:
         time.sleep(0.002)
 
 ASK = "echo get_default_device_pinned_mem_limit 0 | CUDA_MPS_PIPE_DIRECTORY=%s nvidia-cuda-mps-control 2>/dev/null"

@@ -37,8 +37,8 @@ ROUNDS = int(os.environ.get("GPU_ROUNDS", "1"))
 
 def through_the_unit(host: Host) -> None:
     """The unit's daemon, without a limit or a percentage that would take a share away."""
-    converge(host, "null", "-e '{mps_active_thread_percentage: null}'", idle=True)
-    host.run("systemctl restart mps-control@0", idle=True)  # what is no longer managed stays in force until then
+    converge(host, "null", "-e '{mps_active_thread_percentage: null}'", quiet=True)
+    host.run("systemctl restart mps-control@0", quiet=True)  # what is no longer managed stays in force until then
 
 
 def sweep(host: Host, name: str, options: str) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def _left(host: Host) -> dict[str, Any]:
         " echo --; nvidia-smi --query-gpu=compute_mode,persistence_mode --format=csv,noheader;"
         " nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits; ls /run/mps-fleet",
         check=False,
-        idle=True,
+        quiet=True,
     )
     processes, _, rest = said.partition("--\n")
     modes, used, *folders = rest.splitlines()
@@ -158,7 +158,7 @@ def kills(host: Host) -> None:
     bad = []
     for number in range(KILLS):
         if number == KILLS // 2:
-            host.run("systemctl stop mps-control@0", idle=True)
+            host.run("systemctl stop mps-control@0", quiet=True)
         how = chance.choice(("KILL", "KILL", "TERM", "INT"))
         delay_s, processes = chance.uniform(0.05, 4.0), chance.choice(("1,2", "8", "16"))
         before = _left(host)
@@ -166,7 +166,7 @@ def kills(host: Host) -> None:
             f"setsid mpsctl bench --gpu 0 --processes {processes} --seconds 1 --rounds 2 --output {PLACE}/killed"
             f" </dev/null >/run/killed.out 2>&1 & bench=$!; sleep {delay_s:.2f}; kill -{how} $bench; wait $bench",
             check=False,
-            idle=True,
+            quiet=True,
         )
         begin = time.monotonic()
         after = _left(host)
@@ -175,11 +175,11 @@ def kills(host: Host) -> None:
             after = _left(host)
         held = _same(before, after)
         gone_s = time.monotonic() - begin
-        said = host.run("tail -1 /run/killed.out", idle=True, check=False).strip()[:90]
+        said = host.run("tail -1 /run/killed.out", quiet=True, check=False).strip()[:90]
         print(f"   {how:4} after {delay_s:.2f} s at {processes}: all gone within {gone_s:.1f} s; it last said: {said}")
         if not held:
             bad.append((number, before, after))
-    host.run("systemctl start mps-control@0", idle=True)
+    host.run("systemctl start mps-control@0", quiet=True)
     soft(f"{KILLS} killed sweeps left nothing (seed {SEED})", not bad, bad)
 
 

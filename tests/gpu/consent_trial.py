@@ -2,7 +2,7 @@
 """A change that only a restart can bring about, with 8 clients at work, under each of the three policies; then a
 reboot, and the removal of everything with a converge behind it.
 
-See gpu_host.py for the host. The probe clients are the clients' own last words: under ``refuse`` all 8 live on, under
+See gpu_host.py for the host. The clients' own last words tell: under ``refuse`` all 8 live on, under
 ``wait`` the restart comes once they have left, under ``terminate`` each sees error 810.
 """
 
@@ -18,7 +18,7 @@ from verify_trial import Client, amiss, asked
 COUNT = 8
 
 
-def pool(host: Host, policy: str) -> list[Client]:
+def clients(host: Host, policy: str) -> list[Client]:
     made = [Client(host, f"{policy}{number}", wait=False) for number in range(COUNT)]
     begun = [one.line(0) for one in made]
     soft(f"{policy}: {COUNT} clients are at work", [one.get("mps") for one in begun] == [1] * COUNT, len(begun))
@@ -34,7 +34,7 @@ def changed(host: Host, policy: str, root: str) -> str:
         host,
         "4G",
         f"-e mps_pipe_root={root} -e mps_on_clients={policy} -e mps_drain_timeout_s=20; echo exit $?",
-        idle=True,
+        quiet=True,
     )
     print("\n".join(f"     {line}" for line in said.splitlines() if line.strip())[-2500:])
     print(f"   {policy}: {time.monotonic() - begin:.1f} s", flush=True)
@@ -42,12 +42,12 @@ def changed(host: Host, policy: str, root: str) -> str:
 
 
 def main_pid(host: Host) -> str:
-    return host.run("systemctl show -p MainPID --value mps-control@0", idle=True).strip()
+    return host.run("systemctl show -p MainPID --value mps-control@0", quiet=True).strip()
 
 
 def policies(host: Host) -> None:
     print("-- refuse")
-    made = pool(host, "refuse")
+    made = clients(host, "refuse")
     before = main_pid(host)
     said = changed(host, "refuse", "/run/mps-two")
     soft("refuse: the play ends non-zero", "exit 0" not in said, said.splitlines()[-1])
@@ -56,8 +56,8 @@ def policies(host: Host) -> None:
     ends = [one.leave().get("held") for one in made]
     soft("refuse: every client ended well", ends == ["ok"] * COUNT, ends)
     print("-- wait")
-    host.run("systemctl restart mps-control@0", idle=True)
-    made = pool(host, "wait")
+    host.run("systemctl restart mps-control@0", quiet=True)
+    made = clients(host, "wait")
 
     def leave() -> None:
         for one in made:
@@ -72,7 +72,7 @@ def policies(host: Host) -> None:
     soft("wait: every client ended well", ends == ["ok"] * COUNT, ends)
     soft("wait: the change is in force", "exit 0" in said, said.splitlines()[-1])
     print("-- terminate")
-    made = pool(host, "terminate")
+    made = clients(host, "terminate")
     said = changed(host, "terminate", "/run/mps-four")
     ends = [one.line(1).get("code") for one in made]
     soft("terminate: every client saw 810", ends == [810] * COUNT, ends)
@@ -81,7 +81,7 @@ def policies(host: Host) -> None:
 
 def reboot(host: Host) -> None:
     print("-- reboot of the host")
-    converge(host, "4G", idle=True)
+    converge(host, "4G", quiet=True)
     host.run("systemctl reboot", check=False)
     time.sleep(2)
     host.wait()
@@ -98,13 +98,13 @@ def removal(host: Host) -> None:
     )
     said = host.run(run)
     soft("nothing of ours is left", said.count("No such file") == 3, said.count("No such file"))
-    converge(host, "4G", idle=True)
+    converge(host, "4G", quiet=True)
     report, _ = asked(host, "mpsctl verify --probe-client")
     soft("and it is back", not amiss(report), amiss(report))
 
 
 def trial(host: Host) -> None:
-    converge(host, "4G", idle=True)
+    converge(host, "4G", quiet=True)
     policies(host)
     reboot(host)
     removal(host)

@@ -90,7 +90,7 @@ class Host:
         self._lab("up", "--gpu", "real", "--hosts", "1", "--prefix", PREFIX, "--share", "/:/machine")
         self.wait()
 
-    def run(self, command: str, check: bool = True, idle: bool = False, timeout_s: float = 180) -> str:
+    def run(self, command: str, check: bool = True, quiet: bool = False, timeout_s: float = 180) -> str:
         """Run a shell command in the host, not by ssh: many at once, and at any moment; what both streams said."""
         leader = boot.leader_pid(self._places, self._name)
         if leader is None:
@@ -104,7 +104,7 @@ class Host:
             timeout=timeout_s,
             check=False,
         )
-        if not idle:
+        if not quiet:
             print(f"gpu-host# {command}\n{done.stdout.rstrip()}")
             if done.returncode:
                 print(f"[exit {done.returncode}]")
@@ -131,10 +131,10 @@ def fail(text: str) -> NoReturn:
     sys.exit(1)
 
 
-def expect(what: str, found: Any, desired: Any) -> None:
-    print(f"   {'ok' if found == desired else 'NOT SO'}: {what}: {found}")
-    if found != desired:
-        fail(f"{what}: found {found}, expected {desired}")
+def expect(what: str, found: Any, expected: Any) -> None:
+    print(f"   {'ok' if found == expected else 'NOT SO'}: {what}: {found}")
+    if found != expected:
+        fail(f"{what}: found {found}, expected {expected}")
 
 
 not_so: list[str] = []
@@ -159,16 +159,16 @@ def client(host: Host, *options: str) -> dict[str, Any]:
     return found
 
 
-def converge(host: Host, limit: str, more: str = "", idle: bool = False) -> str:
+def converge(host: Host, limit: str, more: str = "", quiet: bool = False) -> str:
     (host.root / "opt/inventory.yml").write_text(INVENTORY.format(limit=limit))
     return host.run(
         "cd /opt/project && PYTHONPATH=/opt/ansible ANSIBLE_NOCOLOR=1 /usr/bin/python3 -m ansible playbook"
         f" -i /opt/inventory.yml site.yml -l gpu-nodes {more}",
-        idle=idle,
+        quiet=quiet,
     )
 
 
-def kill_daemon_and_wait(host: Host, idle: bool = False) -> float:
+def kill_daemon_and_wait(host: Host, quiet: bool = False) -> float:
     """Seconds from kill -9 until the daemon answers with a limit again."""
     said = host.run(
         "kill -9 $(systemctl show -p MainPID --value mps-control@0); s=$(date +%s.%N);"
@@ -176,7 +176,7 @@ def kill_daemon_and_wait(host: Host, idle: bool = False) -> float:
         " CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps/0 nvidia-cuda-mps-control 2>/dev/null);"
         ' [ -n "$x" ] && break; sleep 0.01; done; e=$(date +%s.%N);'
         " /usr/bin/python3 -c \"print('limit', '$x', 'after', round($e - $s, 3), 's')\"",
-        idle=idle,
+        quiet=quiet,
     )
     return float(said.split()[-2])
 

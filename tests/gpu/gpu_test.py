@@ -26,12 +26,12 @@ REPORT = PROJECT / "build/gpu-report.txt"
 
 
 def verify(host: Host) -> None:
-    converge(host, "4G", idle=True)
+    converge(host, "4G", quiet=True)
     verify_trial.run_parts(host)
 
 
 def consent(host: Host) -> None:
-    converge(host, "4G", idle=True)
+    converge(host, "4G", quiet=True)
     consent_trial.policies(host)
     consent_trial.reboot(host)
     consent_trial.removal(host)
@@ -39,7 +39,7 @@ def consent(host: Host) -> None:
 
 def molecule(host: Host) -> None:
     """The scenario `gpu`, as on GPU hosts of one's own; a host that is its own controller cannot reboot in it."""
-    converge(host, "4G", idle=True)
+    converge(host, "4G", quiet=True)
     said = host.run(
         "cd /opt/project && MPS_GPU_INVENTORY=/opt/inventory.yml NO_COLOR=1 PYTHONPATH=/opt/ansible"
         " PATH=/opt/ansible/bin:$PATH molecule -c .config/molecule/config.yml test --destroy=never --scenario-name gpu"

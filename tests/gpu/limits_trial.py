@@ -43,7 +43,7 @@ class Client:
     def _line(self, number: int) -> dict[str, Any]:
         end = time.monotonic() + DEADLINE_S
         while time.monotonic() < end:
-            lines = self._host.run(f"cat {self._said}", check=False, idle=True).splitlines()
+            lines = self._host.run(f"cat {self._said}", check=False, quiet=True).splitlines()
             if len(lines) > number and lines[number].startswith("{"):
                 found: dict[str, Any] = json.loads(lines[number])
                 return found
@@ -53,11 +53,11 @@ class Client:
 
     @property
     def alive(self) -> bool:
-        return self._host.run(f"kill -0 {self.pid} 2>&1", check=False, idle=True).strip() == ""
+        return self._host.run(f"kill -0 {self.pid} 2>&1", check=False, quiet=True).strip() == ""
 
     def leave(self) -> dict[str, Any]:
         """How it ended, and what was free to it last."""
-        self._host.run(f"rm -f {self._hold}", idle=True)
+        self._host.run(f"rm -f {self._hold}", quiet=True)
         return self.end()
 
     def end(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Client:
 def status(host: Host) -> dict[str, Any]:
     """Instance 0 by one call of `mpsctl status`: its word, facts and checks."""
     host.run("mpsctl status", check=False)
-    said = host.run("mpsctl status --json", check=False, idle=True)
+    said = host.run("mpsctl status --json", check=False, quiet=True)
     found: dict[str, Any] = json.loads(said.splitlines()[-1])["instances"]["0"]
     return found
 

@@ -18,7 +18,7 @@ REPORT = "/run/plan-trial.json"
 
 
 def report_of(host: Host) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(host.run(f"cat {REPORT}", idle=True))
+    found: dict[str, Any] = json.loads(host.run(f"cat {REPORT}", quiet=True))
     return found
 
 

@@ -37,9 +37,9 @@ def trial(host: Host) -> None:
     done = 0
     while done < RESTARTS and time.monotonic() - begin < BOUND_S:
         if done % 2:
-            host.run("systemctl restart mps-control@0", idle=True)
+            host.run("systemctl restart mps-control@0", quiet=True)
         else:
-            killed_s.append(kill_daemon_and_wait(host, idle=True))
+            killed_s.append(kill_daemon_and_wait(host, quiet=True))
         time.sleep(0.7)
         done += 1
         if done % 20 == 0:

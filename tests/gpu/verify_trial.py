@@ -36,7 +36,7 @@ class Client:
             f"mkdir -p {PLACE}; touch {self._hold}; {through}"
             f"setsid {CLIENT} --label {label} --hold-while {self._hold} {' '.join(options)} </dev/null"
             f" >{self._said} 2>&1 & echo $!",
-            idle=True,
+            quiet=True,
         )
         self.begun: dict[str, Any] = self.line(0) if wait else {}
         if wait:
@@ -50,7 +50,7 @@ class Client:
     def line(self, number: int) -> dict[str, Any]:
         end = time.monotonic() + DEADLINE_S
         while time.monotonic() < end:
-            lines = self._host.run(f"cat {self._said}", check=False, idle=True).splitlines()
+            lines = self._host.run(f"cat {self._said}", check=False, quiet=True).splitlines()
             if len(lines) > number and lines[number].startswith("{"):
                 found: dict[str, Any] = json.loads(lines[number])
                 return found
@@ -58,7 +58,7 @@ class Client:
         return {}
 
     def release(self) -> None:
-        self._host.run(f"rm -f {self._hold}", idle=True)
+        self._host.run(f"rm -f {self._hold}", quiet=True)
 
     def leave(self) -> dict[str, Any]:
         self.release()
@@ -78,7 +78,7 @@ def clients(*made: Client) -> Iterator[None]:
 
 def asked(host: Host, command: str) -> tuple[dict[str, Any], float]:
     begin = time.monotonic()
-    said = host.run(f"{command} --json", check=False, idle=True)
+    said = host.run(f"{command} --json", check=False, quiet=True)
     lines = [line for line in said.splitlines() if line.startswith("{")]
     return (json.loads(lines[-1]) if lines else {"said": said[-400:]}), time.monotonic() - begin
 
@@ -118,7 +118,7 @@ def named(host: Host, what: str, checks: dict[str, str], causes: set[str], quest
 
 def anew(host: Host) -> None:
     """A start whose journal knows nothing of the last fault."""
-    host.run("systemctl restart mps-control@0", idle=True)
+    host.run("systemctl restart mps-control@0", quiet=True)
 
 
 def outside(host: Host) -> None:
@@ -160,7 +160,7 @@ def limits(host: Host) -> None:
 def servers(host: Host) -> None:
     print("-- a killed server")
     victim = Client(host, "victim")
-    server = host.run(f"echo get_server_list | {PIPE}=/run/nvidia-mps/0 nvidia-cuda-mps-control", idle=True).split()
+    server = host.run(f"echo get_server_list | {PIPE}=/run/nvidia-mps/0 nvidia-cuda-mps-control", quiet=True).split()
     host.run(f"kill -9 {server[0]}")
     soft("its client sees 806", victim.line(1).get("code") == 806, victim.line(1))
     named(host, "killed server", {"server-exits": "ended under"}, {"server-gone"})
@@ -175,7 +175,7 @@ def servers(host: Host) -> None:
     soft("and so does the innocent", innocent.line(1).get("code") in (700, 719), innocent.line(1))
     named(host, "client fault", {"client-faults": str(guilty.pid)}, {"client-fault"})
     host.run("journalctl -u mps-control@0 --no-pager -o cat | tail -25", check=False)
-    host.run(f"rm -f {trigger}", idle=True)
+    host.run(f"rm -f {trigger}", quiet=True)
     anew(host)
 
 
@@ -259,7 +259,7 @@ def healthy(host: Host) -> None:
 
 def _seconds(host: Host, command: str) -> float:
     """How long a command takes in the host, without the way into it."""
-    said = host.run(f"s=$(date +%s.%N); {{ {command}; }} >/dev/null 2>&1; e=$(date +%s.%N); echo $s $e", idle=True)
+    said = host.run(f"s=$(date +%s.%N); {{ {command}; }} >/dev/null 2>&1; e=$(date +%s.%N); echo $s $e", quiet=True)
     begin, end = said.split()
     return float(end) - float(begin)
 
@@ -268,7 +268,7 @@ PARTS = (healthy, outside, limits, servers, users, full, ranks, crowd)
 
 
 def trial(host: Host) -> None:
-    converge(host, "4G", idle=True)
+    converge(host, "4G", quiet=True)
     run_parts(host)
     report, _ = asked(host, "mpsctl verify")
     soft("silent again at the end", not amiss(report), amiss(report))

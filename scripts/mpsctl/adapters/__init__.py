@@ -1,1 +1,1 @@
-"""Floor 2: the outside world, a room each: NVML, the control daemon, systemd, /proc, files, the journal, locks."""
+"""The outside world, a module each: NVML, the control daemon, systemd, /proc, files, the journal, locks."""

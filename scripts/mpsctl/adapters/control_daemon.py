@@ -86,7 +86,7 @@ class Bounded:
 class FrontEnd:
     """The real one, on ``pipe_directory``.
 
-    ``lock`` is a file that our own calls hold in turn, so that they never collide with each other;
+    ``lock`` is the session lock: our own calls hold it one after the other, so that they never collide;
     ``binary`` is the front-end, by default the one that the host has.
     """
 
@@ -97,7 +97,7 @@ class FrontEnd:
 
     def ask(self, commands: Sequence[str], deadline_s: float = 10) -> list[list[str]]:
         end = time.monotonic() + deadline_s
-        with self._turn(end):
+        with self._session_lock(end):
             pause_s = _FIRST_PAUSE_S
             while True:
                 answers, problem = self._session(commands, max(0.1, end - time.monotonic()))
@@ -141,8 +141,8 @@ class FrontEnd:
         return answers, stderr or "its answer was empty or cut short: another session was open"
 
     @contextmanager
-    def _turn(self, end: float) -> Iterator[None]:
-        """Wait for the other calls of this program on the same instance."""
+    def _session_lock(self, end: float) -> Iterator[None]:
+        """Hold the session lock of the instance: the other calls of this program come before or after."""
         if self._lock is None or os.geteuid() != 0:
             yield  # other users may ask as well, but may not make us wait
             return

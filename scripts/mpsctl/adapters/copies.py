@@ -1,4 +1,4 @@
-"""Copies of a user's own command as a benchmark's worker pool: one keeper starts them, counts, and ends all that they started.
+"""Copies of a user's own command in a benchmark's worker pool: a keeper starts, counts and ends them.
 
 The keeper adopts whatever the copies leave behind, so that a shell's children do not outlive it, and it ends with its
 standard input, whatever ends whoever started it.

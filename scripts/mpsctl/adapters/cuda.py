@@ -120,7 +120,7 @@ BARE_ENVIRONMENT = {"PATH": os.defpath, "CUDA_CACHE_DISABLE": "1"}
 
 
 def program(module: str, *arguments: str) -> list[str]:
-    """The command that runs ``child()`` of a module of this floor, with nothing of the caller's Python.
+    """The command that runs ``child()`` of a module of this package, with nothing of the caller's Python.
 
     All of ours is imported before that begins, so that a child may become a user who cannot read this program.
     """

@@ -1,8 +1,8 @@
 """What the control daemon and its servers say in the journal.
 
 In the foreground the daemon writes both its own lines and its servers' to standard output (driver 580,
-H200), so one start of the unit is one stream, found by systemd's invocation id. The lines are the only exact
-probe client of a memory limit: the getters round, the server writes the bytes. What the journal no longer has is
+H200), so one start of the unit is one stream, found by systemd's invocation id. Its lines are the only exact
+source for a memory limit: the getters round, the server writes the bytes. What the journal no longer has is
 not known: every answer below may be None.
 """
 
@@ -69,8 +69,8 @@ class Fault:
     """A fatal fault of a server's clients. ``named`` is the pid in the log's line, ``connected`` are those that were
     connected at that moment.
 
-    The line names a bystander where more than one client is connected, 10 times of 10 (driver 580, H200), so ``named`` is
-    no proof; ``alone`` is whether the server had no other client in its life.
+    The line names a bystander where more than one client is connected, 10 times of 10 (driver 580, H200), so ``named``
+    is no proof; ``alone`` is whether the server had no other client in its life.
     """
 
     when: str
@@ -121,8 +121,8 @@ class DaemonLog:
     lines: int = 0
     """how many of its lines the journal has"""
     default_bytes: dict[str, Optional[int]] = field(default_factory=dict)
-    """the default limits in bytes that the daemon was last told, by device as in the command; None where its text is one
-    of which nobody knows what the daemon makes"""
+    """the default limits in bytes that the daemon was last told, by device as in the command; None where nobody knows
+    what the daemon makes of the text"""
 
 
 _WHEN = re.compile(r"(\d{4})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)")

@@ -119,7 +119,7 @@ def write(path: Path, content: Union[str, bytes], mode: int = 0o644, lasting: bo
             file.flush()
             if lasting:
                 os.fsync(file.fileno())
-            os.replace(temporary, path)  # still open: by that cut_off tells it from what was left
+            os.replace(temporary, path)  # still open: by that partial_files tells it from what was left
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, IsADirectoryError):

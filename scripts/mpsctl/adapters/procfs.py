@@ -237,7 +237,7 @@ def environment(pid: int) -> Optional[dict[str, str]]:
     if raw is None:
         return None
     if len(raw) == _MOST_BYTES:
-        raw = raw[: raw.rfind(b"\0") + 1]  # the last one may be cut off
+        raw = raw[: raw.rfind(b"\0") + 1]  # the last one may be incomplete
     pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if entry)
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, _, value in pairs}
 

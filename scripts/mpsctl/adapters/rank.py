@@ -1,8 +1,9 @@
 """One rank of a distributed job, for a Python that has torch (1.13 and newer): the source is handed over with ``-c``.
 
 That Python may live in another root and expect another encoding: nothing of this program is imported here, and all of
-it is ASCII. It is a process of a worker pool (worker pool.py): a line of JSON on standard output when it is ready and for each
-result, a line on standard input lets it go, and it ends with its standard input, even out of a collective that hangs.
+it is ASCII. It is a process of a worker pool (worker_pool.py): it writes a line of JSON on standard output when it is
+ready and for each result, a line on standard input lets it go, and it ends with its standard input, even out of a
+collective that hangs.
 Standard output is ours alone: what torch and NCCL print goes to standard error.
 
 It is told in JSON: ``rank``, ``size``, ``backend`` (gloo or nccl), ``device`` (cuda or cpu), ``port`` of the store on

@@ -30,7 +30,7 @@ class Stopped(Exception):
 
 
 class Failed(NotReady):
-    """A process of the worker pool could not do its work; its own words."""
+    """A process of the pool could not do its work; in its own words."""
 
 
 class Ended(Failed):
@@ -204,14 +204,14 @@ def last_words(errors: IO[bytes]) -> str:
 
 
 def say(**words: Any) -> None:
-    """In a process of the worker pool: one line to whoever started it."""
+    """In a process of the pool: one line to whoever started it."""
     data = json.dumps(words).encode() + b"\n"
     while data:
         data = data[os.write(1, data) :]
 
 
 def await_go() -> Optional[tuple[float, float, float]]:
-    """In a process of the worker pool: wait to be let go; start, end and last moment, or None if it is to end instead."""
+    """In a process of the pool: wait to be let go; the start, the end and the last moment, or None if it is to end."""
     heard = b""
     while not heard.endswith(b"\n"):
         chunk = os.read(0, 4096)

@@ -1,1 +1,1 @@
-"""Floor 5: each judgement once."""
+"""Each judgement of the facts, once: status, verify and health choose from one list."""

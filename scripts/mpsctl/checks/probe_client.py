@@ -1,9 +1,9 @@
-"""A real CUDA client as probe client: what one sees that comes through an instance as its users do.
+"""The probe client: a real CUDA client that comes through an instance as its users do, and says what it sees.
 
 In single-user mode a client of another user waits until the first one's clients have ended, and the server is then
 replaced (driver 580, H200). So the probe client comes as the user of the server that runs, or as the configured one; as
-root only where neither is known. In multi-user mode it comes as root and as an unprivileged user. Where only the members
-of a group may connect, it comes as one of them; who is none is judged by the processes that are there.
+root only where neither is known. In multi-user mode it comes as root and as an unprivileged user. Where only the
+members of a group may connect, it comes as one of them; who is none is judged by the processes that are there.
 
 A probe client takes the memory of one context, and for a trial of the limit a little more than the limit for a moment.
 Where that much is not free, or the clients are near the driver's cap, nothing is started: the answer is unknown.
@@ -93,14 +93,14 @@ class _Place:
 
 
 def look(world: World, host: HostFacts, allocate: bool = False, timeout_s: float = TIMEOUT_S) -> dict[str, list[Check]]:
-    """What probe clients through the instances of a look see, by the instance's name, on each device and for each user.
+    """What probe clients through the instances of a look see, by instance, on each device and for each user.
 
-    ``allocate`` adds an allocation within the limit, one past it, and a small kernel whose result is checked. All of one
+    ``allocate`` adds an allocation within the limit, one past it, and a small kernel with a known result. All of one
     instance have ``timeout_s`` seconds together, and a process of their own: what hangs in one holds up no other. Where
     no server runs, the first probe client has one started, which stays.
     """
     calls = {
-        name: Call(partial(look_at_one, world, host, one, allocate, timeout_s), 2 * timeout_s, "the probe client")
+        name: Call(partial(look_at_one, world, one, allocate, timeout_s), 2 * timeout_s, "the probe client")
         for name, one in host.instances.items()
         if one.desired is not None
     }
@@ -113,18 +113,16 @@ def look(world: World, host: HostFacts, allocate: bool = False, timeout_s: float
     return found
 
 
-def look_at_one(
-    world: World, host: HostFacts, one: InstanceFacts, allocate: bool = False, timeout_s: float = TIMEOUT_S
-) -> list[Check]:
+def look_at_one(world: World, one: InstanceFacts, allocate: bool = False, timeout_s: float = TIMEOUT_S) -> list[Check]:
     """What probe clients through one instance see; nothing is raised that has a line for people."""
     try:
-        return _look(world, host, one, allocate, timeout_s)
+        return _look(world, one, allocate, timeout_s)
     except MpsctlError as error:
         found = f"no client could be sent: {error}"
         return [Check(CONNECTS, UNKNOWN, found, "one through the instance", f"see `mpsctl status {pasted(one.name)}`")]
 
 
-def _look(world: World, host: HostFacts, one: InstanceFacts, allocate: bool, timeout_s: float) -> list[Check]:
+def _look(world: World, one: InstanceFacts, allocate: bool, timeout_s: float) -> list[Check]:
     instance = one.desired
     if instance is None or not one.door_open:
         raise NotReady("the instance lets no clients in")

@@ -1,4 +1,4 @@
-"""What each verb's exit code says of what it judged: the one table, from which the help and the documentation are made."""
+"""What each verb's exit code says of what it judged: the one table. The help and the documentation are made from it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Floor 6: the command line."""
+"""The command line: a module for each verb."""

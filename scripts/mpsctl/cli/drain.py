@@ -7,7 +7,7 @@ import sys
 from typing import Sequence
 
 from mpsctl.cli import output
-from mpsctl.lifecycle import drain as acts
+from mpsctl.lifecycle import drain as lifecycle
 from mpsctl.model.checked_values import check_timeout_s
 from mpsctl.model.errors import BadValue, NotReady
 from mpsctl.model.instance import Instance
@@ -22,7 +22,7 @@ def drain(world: World, options: argparse.Namespace) -> int:
     except BadValue as error:
         raise BadValue(f"--timeout {error.found}", error.expected, error.remedy) from None
     instances = _instances(world, options.instances)
-    drained = acts.drain(world, instances, timeout_s, options.terminate)
+    drained = lifecycle.drain(world, instances, timeout_s, options.terminate)
     if options.json:
         output.say_json({"instances": {found.instance: found.as_json(world.now_s()) for found in drained}})
     elif not drained:
@@ -33,7 +33,7 @@ def drain(world: World, options: argparse.Namespace) -> int:
             what = f"no new client gets in; who is still connected cannot be told: {found.unknown}"
             code = NotReady.exit_code
         elif found.left:
-            what = f"no new client gets in, and after {timeout_s} s {acts.told(found.left, world.now_s())}"
+            what = f"no new client gets in, and after {timeout_s} s {lifecycle.told(found.left, world.now_s())}"
             code = code or 1
         else:
             if not options.json:
@@ -50,7 +50,7 @@ def undrain(world: World, options: argparse.Namespace) -> int:
     for instance in _instances(world, options.instances):
         if drains.read(world, instance.name) is not None:
             was_drained.append(instance.name)
-        changes[instance.name] = acts.undrain(world, instance.name)
+        changes[instance.name] = lifecycle.undrain(world, instance.name)
         if not options.json:
             for change in changes[instance.name]:
                 output.say(change)

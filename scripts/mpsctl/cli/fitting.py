@@ -31,7 +31,7 @@ def option(name: str, text: Optional[str], check: Callable[[str], Any]) -> Any:
 
 
 def with_hints(world: World, name: str, kind: str, text: str) -> str:
-    from mpsctl.observe import planning as planning
+    from mpsctl.observe import planning
 
     if kind not in ("shell", "systemd"):
         raise BadValue(f"--hints with the format {kind}", "shell or systemd, which know comments", "leave one out")
@@ -39,10 +39,10 @@ def with_hints(world: World, name: str, kind: str, text: str) -> str:
 
 
 def measure(world: World, options: argparse.Namespace) -> int:
-    from mpsctl.measuring import measure as acts
+    from mpsctl.measuring import measure as measuring
 
     percentages = [option("--threads", text, checked_values.check_thread_percentage) for text in options.threads]
-    found = acts.measure(world, options.instance, options.gpu, percentages, options.force)
+    found = measuring.measure(world, options.instance, options.gpu, percentages, options.force)
     if options.json:
         output.say_json({"file": str(world.places.measured), "measured": [asdict(one) for one in found]})
         return 0
@@ -76,7 +76,7 @@ def _driver(text: str) -> str:
 
 
 def _card(world: World, options: argparse.Namespace) -> Card:
-    from mpsctl.observe import planning as planning
+    from mpsctl.observe import planning
 
     described = {
         "--model-memory-mib": options.model_memory_mib,
@@ -97,7 +97,7 @@ def _card(world: World, options: argparse.Namespace) -> Card:
 
 
 def plan(world: World, options: argparse.Namespace) -> int:
-    from mpsctl.observe import planning as planning
+    from mpsctl.observe import planning
 
     memory = option("--memory", options.memory, quantity.parse)
     clients = option("--clients", options.clients, checked_values.check_expected_clients)
@@ -129,7 +129,7 @@ def _seconds(text: str) -> float:
 
 
 def run(world: World, options: argparse.Namespace) -> int:
-    from mpsctl.lifecycle import run as acts
+    from mpsctl.lifecycle import run as lifecycle
     from mpsctl.model.run_environment import Lower
 
     command = options.command_line[1:] if options.command_line[:1] == ["--"] else options.command_line
@@ -137,7 +137,7 @@ def run(world: World, options: argparse.Namespace) -> int:
         raise BadValue("no command", "one to run", "write it behind --")
     if options.json and options.report is None:
         raise BadValue("--json without --report", "a file for the report", "standard output is the command's own")
-    request = acts.Request(
+    request = lifecycle.Request(
         instance=options.instance,
         command=command,
         lower=Lower(
@@ -148,6 +148,6 @@ def run(world: World, options: argparse.Namespace) -> int:
         prove_timeout_s=option("--prove-timeout", options.prove_timeout, _seconds),
         require_mps=options.require_mps,
         report=None if options.report is None else Path(options.report),
-        idle=options.json,
+        quiet=options.json,
     )
-    return acts.run(world, request, dict(os.environ))
+    return lifecycle.run(world, request, dict(os.environ))

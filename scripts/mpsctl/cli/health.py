@@ -6,14 +6,14 @@ import argparse
 
 from mpsctl.cli import output, render
 from mpsctl.cli.output import say
-from mpsctl.lifecycle import health as acts
+from mpsctl.lifecycle import health as lifecycle
 from mpsctl.lifecycle.health import Health
 from mpsctl.store.world import World
 
 
 def health(world: World, options: argparse.Namespace) -> int:
     """Judge every instance that has a file, and act where its file says so."""
-    done = acts.health(world)
+    done = lifecycle.health(world)
     if options.json:
         answer = done.report.as_json()
         for name, one in answer["instances"].items():

@@ -13,7 +13,7 @@ from typing import Optional, Sequence
 from mpsctl.adapters import files, stop_request
 from mpsctl.cli import output, table
 from mpsctl.cli.bench import is_written, number, show_progress
-from mpsctl.measuring import loopback as acts
+from mpsctl.measuring import loopback as measuring
 from mpsctl.measuring import loopback_results as values
 from mpsctl.measuring.loopback_results import Report
 from mpsctl.model.errors import BadValue, MpsctlError, NotReady
@@ -29,7 +29,7 @@ def run(world: World, options: argparse.Namespace) -> int:
 
     3 where the results could not be written: the answer has them all the same.
     """
-    request = acts.Request(
+    request = measuring.Request(
         python=options.python,
         backends=_backends(options.backends, options.cpu),
         steps=int(number("--steps", options.steps, _WHOLE, 1, 100_000)),
@@ -42,7 +42,7 @@ def run(world: World, options: argparse.Namespace) -> int:
         cpu=options.cpu,
         inherited=dict(os.environ),
     )
-    acts.refuse(request)
+    measuring.refuse(request)
     place = _writable(options.output)
     with stop_request.on_signals() as stopped:
 
@@ -52,7 +52,7 @@ def run(world: World, options: argparse.Namespace) -> int:
                 _write(place, report)
 
         try:
-            report = acts.loopback(world, request, stopped, progress)
+            report = measuring.loopback(world, request, stopped, progress)
         finally:
             if sys.stderr.isatty():
                 output.say("", stream=sys.stderr)

@@ -55,10 +55,10 @@ def say_json(data: Any) -> None:
 
 
 def _part(text: str, stream: TextIO) -> str:
-    escaped = foreign.line(text)
+    printable = foreign.line(text)
     if isinstance(text, _Coloured) and _shows_colours(stream):
-        return f"\033[{text.code}m{escaped}\033[0m"
-    return escaped
+        return f"\033[{text.code}m{printable}\033[0m"
+    return printable
 
 
 def _shows_colours(stream: TextIO) -> bool:

@@ -24,8 +24,8 @@ def host(found: Report, brief: bool = False) -> None:
 
 
 def amiss(checks: Sequence[Check], indent: str = "", brief: bool = False) -> None:
-    """Show what is critical and what warns, the worst first, each with what is expected and what to do; then what is not
-    known, each reason once: what a missing daemon or driver hides is one thing, not twenty.
+    """Show what is critical and what warns, the worst first, each with what is expected and what to do. Then show what
+    is not known, each reason once: what a missing daemon or driver hides is one thing, not twenty.
 
     ``brief`` is for a journal: a line for each, and what is not known only where it is the worst.
     """

@@ -1,1 +1,1 @@
-"""Floor 7: what the unit, a timer and an operator have done to one instance."""
+"""What the unit, a timer and an operator have done to one instance."""

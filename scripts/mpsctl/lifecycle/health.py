@@ -1,10 +1,9 @@
-"""A look at every instance in bounded time, for a timer; what becomes of clients without their limit and of daemons that
-answer nothing.
+"""A look at every instance in bounded time, for a timer.
 
-Two things may be done, and only where the instance's file says so. A client that dropped its limit is ended by the
-daemon, once it has been seen so for the grace time; its process gets no signal (`terminate.py` says what it sees). And a
-daemon that answered nothing at two looks in a row is ended, for systemd to start it again: its clients are lost with it
-(error 806: driver 580, H200), and nobody new could connect anyway.
+It does two things, and only where the instance's file says so. It has the daemon end a client that dropped its limit,
+once the client was seen so for the grace time; the process gets no signal (`terminate.py` says what it sees). And it
+ends a daemon that answered nothing at two looks in a row, so that systemd starts it again: the daemon's clients are
+lost with it (error 806: driver 580, H200), and nobody new could connect anyway.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from mpsctl.store.limit_bypasses import LimitBypass
 from mpsctl.store.world import World
 
 INSTANCE_TIMEOUT_S = 20.0
-"""What one instance may take. All are looked at at once, each daemon has 5 s for all questions, NVML 20 s: so a look ends
-within 45 s, whatever hangs."""
+"""What one instance may take. All are looked at at once, each daemon has 5 s for all questions, NVML 20 s: so a look
+ends within 45 s, whatever hangs."""
 
 (
     CLIENT_WILL_BE_ENDED,
@@ -76,13 +75,13 @@ def health(world: World) -> Health:
         if found.desired is None or not found.pid:
             continue
         actions = _look_after_limit_bypasses(world, found.desired, found)
-        actions += _look_after_unresponsive(world, found.desired, found)
+        actions += _look_after_daemon(world, found.desired, found)
         if actions:
             done.actions[name] = actions
     return done
 
 
-def _look_after_unresponsive(world: World, desired: Instance, found: InstanceFacts) -> list[Action]:
+def _look_after_daemon(world: World, desired: Instance, found: InstanceFacts) -> list[Action]:
     """End a daemon that answered nothing at the last look either, where that is desired."""
     pid = found.pid
     # Who holds the one session that a daemon serves at a time makes it look unresponsive, and is not to lose it.
@@ -103,8 +102,8 @@ def _look_after_unresponsive(world: World, desired: Instance, found: InstanceFac
         return [Action(DAEMON_NOT_ENDED, pid, f"the control daemon (pid {pid}) could not be ended: {problem}")]
     unresponsive.forget(world, found.name)
     line = (
-        f"the control daemon (pid {pid}) was ended with SIGKILL: it answered nothing at two looks in a row; systemd starts"
-        " it again"
+        f"the control daemon (pid {pid}) was ended with SIGKILL: it answered nothing at two looks in a row; systemd"
+        " starts it again"
     )
     return [Action(DAEMON_ENDED, pid, line)]
 
@@ -130,8 +129,8 @@ def _look_after_limit_bypasses(world: World, desired: Instance, found: InstanceF
 
 
 def _dropped_its_limit(client: ClientFacts) -> bool:
-    """Whether it dropped its limit itself, by a variable or by what it holds. One that connected when its server had none
-    did nothing."""
+    """Whether it dropped its limit itself, by a variable or by what it holds. One that connected when its server had
+    none did nothing."""
     return client.bypass is not None or any(one.limit_mib is not None for one in client.over)
 
 

@@ -60,7 +60,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be run. ``report`` takes the report as JSON; ``idle`` keeps it off standard error."""
+    """What is to be run. ``report`` takes the report as JSON; ``quiet`` keeps it off standard error."""
 
     instance: str
     command: Sequence[str]
@@ -68,7 +68,7 @@ class Request:
     prove_timeout_s: float = 30
     require_mps: bool = False
     report: Optional[Path] = None
-    idle: bool = False
+    quiet: bool = False
 
 
 def run(world: World, request: Request, inherited: Mapping[str, str]) -> int:
@@ -105,7 +105,7 @@ def run(world: World, request: Request, inherited: Mapping[str, str]) -> int:
 
 def _say(request: Request, report: Report, text: str) -> None:
     report.lines.append(text)
-    if not request.idle:
+    if not request.quiet:
         print(foreign.line(f"mpsctl run: {text}"), file=sys.stderr, flush=True)
 
 

@@ -1,1 +1,1 @@
-"""Floor 9: what contexts cost, and whether sharing a GPU pays."""
+"""What contexts cost, and whether sharing a GPU pays."""

@@ -1,6 +1,6 @@
 """Does sharing pay, for this GPU and this work: the same processes under MPS and time-sliced, in many short runs.
 
-The sides are those of acts/sides.py; on which one it ran, the built-in work proves from inside.
+The two sides are those of comparison.py; on which one it ran, the built-in work proves from inside.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Bench:
     request: Request
     stop: Stop
     report: Report
-    compared: Comparison
+    comparison: Comparison
     loops: Optional[int] = None
     multiprocessors: Optional[int] = None
 
@@ -119,14 +119,14 @@ def _what_a_request_is(request: Request) -> str:
 
 def _prepare(one: _Bench, stack: ExitStack) -> list[Series]:
     """Find the GPU and the daemon; the ways in which the processes are run."""
-    request, report, found = one.request, one.report, one.compared
+    request, report, found = one.request, one.report, one.comparison
     comparison.find(found, request.instance, request.gpu, "bench", stack, blind=bool(request.command))
     report.gpu, report.driver, report.daemon = found.gpu, found.driver, found.served_by
     return comparison.both(found, _series_of_mps(one))
 
 
 def _series_of_mps(one: _Bench) -> list[Series]:
-    request, place = one.request, one.compared
+    request, place = one.request, one.comparison
     if place.device is None and request.memory:
         raise BadValue("--memory without NVML", "a GPU whose memory is known", "leave it out")
     memory_mib = place.device.memory_mib if place.device else None
@@ -147,12 +147,12 @@ def _processes(one: _Bench) -> list[int]:
 
     :raises BadValue: for more than the driver's cap, or than fit into what memory is free.
     """
-    given, nvml, device = sorted(set(one.request.processes)), one.compared.nvml, one.compared.device
+    given, nvml, device = sorted(set(one.request.processes)), one.comparison.nvml, one.comparison.device
     if device is None or nvml is None:
         return given or list(USUAL_PROCESSES)
     driver = nvml.driver_version()
     card = fitting.kind_of(device, driver)
-    costs = measured.costs_of(one.compared.world, card.name, driver, max(one.request.threads, default=None))
+    costs = measured.costs_of(one.comparison.world, card.name, driver, max(one.request.threads, default=None))
     own_mib = 0 if one.request.command else cuda_work.KINDS[one.request.work].memory_mib
     free_mib = nvml.load(device.uuid).free_mib
     each_mib = costs.context_mib + own_mib
@@ -172,7 +172,7 @@ def _processes(one: _Bench) -> list[int]:
 
 def _environment(one: _Bench, series: Series) -> dict[str, str]:
     base = one.request.inherited if one.request.command else cuda.BARE_ENVIRONMENT
-    return comparison.environment(one.compared, base, series)
+    return comparison.environment(one.comparison, base, series)
 
 
 def _commands(one: _Bench, processes: int) -> list[list[str]]:
@@ -183,15 +183,15 @@ def _commands(one: _Bench, processes: int) -> list[list[str]]:
             "command": list(request.command),
             "copies": processes,
             "count_lines": request.count_lines,
-            "uid": one.compared.uid,
-            "gid": one.compared.gid,
+            "uid": one.comparison.uid,
+            "gid": one.comparison.gid,
             "ready_s": _READY_S - 10,
         }
         return [cuda.program("copies", _json(wanted))]
     wanted = {
         "kind": request.work,
-        "uid": one.compared.uid,
-        "gid": one.compared.gid,
+        "uid": one.comparison.uid,
+        "gid": one.comparison.gid,
         "parent": os.getpid(),
         "life_s": life_s,
         "loops": one.loops,
@@ -243,7 +243,7 @@ class _Samples:
 
     def take(self) -> None:
         now = time.monotonic()
-        nvml, device = self._one.compared.nvml, self._one.compared.device
+        nvml, device = self._one.comparison.nvml, self._one.comparison.device
         if nvml is None or device is None or not self.begin <= now <= self.end or now < self._due:
             return
         self._due = now + _SAMPLE_S
@@ -270,7 +270,7 @@ def _run(one: _Bench, step: Step) -> Run:
     :raises Stopped: at a signal.
     """
     request, samples = one.request, _Samples(one)
-    comparison.settle(one.compared, one.stop)
+    comparison.settle(one.comparison, one.stop)
     with WorkerPool(_commands(one, step.processes), _environment(one, step.series), one.stop) as pool:
         ready = pool.hear(_READY_S)
         wrong = [said for said in ready if said["under_mps"] not in (None, step.series.mps)]

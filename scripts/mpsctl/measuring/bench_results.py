@@ -1,6 +1,6 @@
 """Does sharing pay: the steps of a sweep, what many runs say together, and the verdict in one sentence.
 
-Runs with MPS and without take turns, and change places from round to round, so that a GPU that grows warm or a host
+Runs with MPS and without alternate, and change places from round to round, so that a GPU that grows warm or a host
 that grows busy decides nothing. What counts is the median of the rounds, and a difference must be larger
 than their spread.
 """
@@ -59,8 +59,8 @@ def order(processes: Sequence[int], series: Sequence[Series], rounds: int) -> li
     steps = []
     for number in range(rounds):
         for place, count in enumerate(processes):
-            turn = series if (number + place) % 2 == 0 else series[::-1]
-            steps += [Step(number + 1, count, one) for one in turn]
+            alternation = series if (number + place) % 2 == 0 else series[::-1]
+            steps += [Step(number + 1, count, one) for one in alternation]
     return steps
 
 

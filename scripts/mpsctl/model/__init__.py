@@ -1,1 +1,1 @@
-"""Floor 1: what is desired, and the words for it: settings, quantities, GPUs, an instance, errors."""
+"""What is desired, and the words for it: settings, quantities, GPUs, an instance, errors."""

@@ -17,8 +17,8 @@ _ENTRY = re.compile(r"(?P<device>[^=]+)=(?P<amount>[1-9][0-9]*)(?P<unit>[MG])B?"
 
 @dataclass(frozen=True)
 class Bypass:
-    """What drops every limit: the variable's ``value``, the ``entry`` that is at fault, and the ``device`` that it names
-    and the client cannot see; None where the entry does not parse."""
+    """What drops every limit: the variable's ``value``, the ``entry`` that is at fault, and the ``device`` that it
+    names and the client cannot see; None where the entry does not parse."""
 
     value: str
     entry: str

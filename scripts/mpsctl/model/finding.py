@@ -53,9 +53,9 @@ class Check:
     """One judgement and its outcome.
 
     ``name`` is its stable id of words with hyphens, ``level`` one of ok, warning, critical and unknown. ``found`` and
-    ``expected`` are one line each, ``remedy`` says what to do (empty where nothing is to be done), ``mends`` what brings
-    it about, and ``evidence`` holds the lines on which it stands; ``facts`` are the values behind it. ``reasons`` are
-    given where they say more than the name, deepest first.
+    ``expected`` are one line each, ``remedy`` says what to do (empty where nothing is to be done), ``mends`` what
+    brings it about, and ``evidence`` holds the lines on which it stands; ``facts`` are the values behind it.
+    ``reasons`` are given where they say more than the name, deepest first.
     """
 
     name: str

@@ -299,8 +299,8 @@ def _judge_count(card: Card, clients: int, remedy: str, verdict: Verdict) -> Non
 def _judge_connections(card: Card, text: Optional[str], verdict: Verdict) -> None:
     if lowers_cap(text):
         verdict.warnings.append(
-            f"{MAX_CONNECTIONS}={foreign.shown(text or '')}: above {DEFAULT_MAX_CONNECTIONS} it lowers the cap of {cap_of(card)} clients;"
-            " by how much is not documented"
+            f"{MAX_CONNECTIONS}={foreign.shown(text or '')}: above {DEFAULT_MAX_CONNECTIONS} it lowers the cap of"
+            f" {cap_of(card)} clients; by how much is not documented"
         )
 
 

@@ -26,7 +26,7 @@ def shown(text: str, most: int = MOST) -> str:
     pieces: list[str] = []
     room = most
     for sign in text:
-        piece = _escaped(sign)
+        piece = _printable(sign)
         room -= len(piece)
         if room < 0:
             break
@@ -36,11 +36,11 @@ def shown(text: str, most: int = MOST) -> str:
 
 
 def line(text: str) -> str:
-    """A line that is about to be printed: escaped as by ``shown``, and nothing is cut.
+    """A line that is about to be printed: as ``shown`` writes it, and nothing is cut.
 
     The last defence: whoever quotes a foreign text uses ``shown``.
     """
-    return text if text.isprintable() else "".join(map(_escaped, text))
+    return text if text.isprintable() else "".join(map(_printable, text))
 
 
 def pasted(text: str) -> str:
@@ -56,7 +56,7 @@ def pasted(text: str) -> str:
     return f"$'{''.join(map(_in_quotes, text))}'"
 
 
-def _escaped(sign: str) -> str:
+def _printable(sign: str) -> str:
     if sign.isprintable():
         return sign
     if sign in _NAMED:

@@ -1,1 +1,1 @@
-"""Floor 4: typed facts of the host, its daemons, instances, servers, clients and processes."""
+"""Typed facts of the host, its daemons, instances, servers, clients and processes. Nothing is judged here."""

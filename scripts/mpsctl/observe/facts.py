@@ -83,8 +83,8 @@ class DaemonProcess:
     """A control daemon's process, whoever started it.
 
     ``directory`` is the pipe directory that it serves and ``visible`` its CUDA_VISIBLE_DEVICES, by its environment;
-    ``readable`` is whether that could be read. ``elsewhere`` is whether its directory is not this host's of that name: a
-    container has its own. ``missing`` are files that every daemon makes there and that are gone; None: not looked at.
+    ``readable`` is whether that could be read. ``elsewhere`` is whether its directory is not this host's of that name:
+    a container has its own. ``missing`` are files that every daemon makes there and that are gone; None: not looked at.
     """
 
     pid: int
@@ -276,9 +276,9 @@ class Waiting:
 class InstanceFacts:
     """One instance as found. ``desired`` is None where its file is refused (``refused`` says why).
 
-    ``devices`` are the desired ones, empty where ``devices_refused``. ``log`` is the unit's present start in the journal.
-    ``processes`` are by the UUID of the device, without those whose processes NVML does not list. ``in_force_s`` is how
-    long its limits have been in force, ``short_lives`` how many starts in a row did not last.
+    ``devices`` are the desired ones, empty where ``devices_refused``. ``log`` is the unit's present start in the
+    journal. ``processes`` are by the UUID of the device, without those whose processes NVML does not list.
+    ``in_force_s`` is how long its limits have been in force, ``short_lives`` how many starts in a row did not last.
     """
 
     name: str

@@ -1,1 +1,1 @@
-"""Floor 3: what is remembered on this host, and where."""
+"""What is remembered on this host, and where."""

@@ -55,8 +55,8 @@ def memory_of(devices: Sequence[str], gpus: Sequence[Gpu]) -> list[Optional[int]
 
 @dataclass(frozen=True)
 class DesiredValue:
-    """One value: how it is set and read, and what must read back. ``kind`` is one of MEMORY_LIMIT, THREAD_PERCENTAGE and
-    CLIENT_PRIORITY, ``ordinal`` the device's of a memory limit.
+    """One value: how it is set and read, and what must read back. ``kind`` is one of MEMORY_LIMIT, THREAD_PERCENTAGE
+    and CLIENT_PRIORITY, ``ordinal`` the device's of a memory limit.
 
     ``certain`` is False where the getter rounds and neither the log nor our record proves the value: reading alone
     cannot tell it from its neighbours then, and it is set again. ``said_bytes`` is what the server's log says of a

@@ -27,8 +27,8 @@ from mpsctl.store.world import World
 @dataclass(frozen=True)
 class Drain:
     """``since`` is the local time, for people. ``run_pid`` and ``run_started_at`` name the process of a run that
-    drains for as long as it needs; None where an operator drains. ``by`` is who drained and ``why`` what for, empty where
-    that was not written down."""
+    drains for as long as it needs; None where an operator drains. ``by`` is who drained and ``why`` what for, empty
+    where that was not written down."""
 
     since: str
     run_pid: Optional[int] = None

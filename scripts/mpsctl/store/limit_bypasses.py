@@ -1,4 +1,4 @@
-"""When a client was first seen to have shaken off its limit, in /run/mps-fleet/<instance>: gone at a reboot."""
+"""When a client was first seen without its limit, in /run/mps-fleet/<instance>: gone at a reboot."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class LimitBypass:
 
 
 def _path(world: World, name: str) -> Path:
+    """The file has the name that 0.2.0 gave it, so that a grace time runs on over an upgrade."""
     return world.places.runtime(name) / "escapes.json"
 
 
@@ -33,18 +34,18 @@ def read(world: World, name: str) -> dict[int, LimitBypass]:
     """What is remembered of an instance, by pid."""
     try:
         rows = remembered.load(_path(world, name)) or []
-        return {limit_bypass.pid: limit_bypass for limit_bypass in (LimitBypass(**row) for row in rows)}
+        return {one.pid: one for one in (LimitBypass(**row) for row in rows)}
     except TypeError:
         return {}
 
 
 def remember(world: World, name: str, limit_bypasses: Iterable[LimitBypass]) -> None:
     """Keep these and no others; nothing is written where nothing is new."""
-    desired = {limit_bypass.pid: limit_bypass for limit_bypass in limit_bypasses}
-    if desired == read(world, name):
+    kept = {one.pid: one for one in limit_bypasses}
+    if kept == read(world, name):
         return
-    if desired:
-        text = json.dumps([asdict(limit_bypass) for limit_bypass in desired.values()]) + "\n"
+    if kept:
+        text = json.dumps([asdict(one) for one in kept.values()]) + "\n"
         files.write(_path(world, name), text, lasting=False)
     else:
         forget(world, name)

@@ -13,6 +13,7 @@ from mpsctl.store.world import World
 
 
 def directory(world: World) -> Path:
+    """The folder of the records; it has the name that 0.2.0 gave it, as hosts have such records already."""
     return world.places.state / "former-compute-modes"
 
 
@@ -63,7 +64,7 @@ def had_by(world: World, names: Iterable[str], gpus: Sequence[Gpu]) -> set[str]:
 def left_behind(world: World, gpus: Sequence[Gpu], in_use: Iterable[str]) -> list[tuple[Gpu, str]]:
     """GPUs that are in a mode of ours though no instance has them, each with the mode to bring back.
 
-    A interrupted run leaves them. ``in_use`` are UUIDs of GPUs that are served or desired, whatever files say.
+    An interrupted run leaves them. ``in_use`` are UUIDs of GPUs that are served or desired, whatever files say.
     """
     found = [(gpu, mode) for gpu in gpus if (mode := to_bring_back(world, gpu))]
     if not found:

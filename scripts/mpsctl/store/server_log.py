@@ -1,4 +1,4 @@
-"""What a running server says of itself in the journal: the one exact probe client of its memory limits.
+"""What a running server says of itself in the journal: the one exact source for its memory limits.
 
 The journal is read only where a server runs: a host without clients does not pay for it.
 """

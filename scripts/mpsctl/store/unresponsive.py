@@ -12,11 +12,12 @@ from mpsctl.store.world import World
 
 
 def _path(world: World, name: str) -> Path:
+    """The file has the name that 0.2.0 gave it, so that an upgrade between two looks forgets nothing."""
     return world.places.runtime(name) / "silent.json"
 
 
 def remembered(world: World, name: str, pid: int, started_at: Optional[int]) -> bool:
-    """Whether this very process (``started_at`` in clock ticks since boot) was silent at the last look."""
+    """Whether this very process (``started_at`` in clock ticks since boot) answered nothing at the last look."""
     return bool(remembered_file.load(_path(world, name)) == {"pid": pid, "started_at": started_at})
 
 

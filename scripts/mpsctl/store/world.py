@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CudaClient(Protocol):
-    """A bare CUDA client for the length of a block, as outside.cuda.client has it."""
+    """A bare CUDA client for the length of a block, as ``adapters.cuda.client`` makes it."""
 
     def __call__(
         self, environment: Mapping[str, str], timeout_s: float, trial: Optional[Trial] = None
@@ -62,7 +62,7 @@ class World:
     say: Callable[[str], None] = lambda text: print(foreign.line(text), flush=True)
 
     def daemon_of(self, instance: str, pipe_directory: Path) -> Daemon:
-        """The control daemon of an instance, reached in turn with our other calls."""
+        """The control daemon of an instance, under the session lock of our other calls."""
         return self.daemon(pipe_directory, self.places.runtime(instance) / "session.lock")
 
     def hurried(self, end_s: float, pid: int = 0) -> World:

@@ -35,7 +35,7 @@ def test_a_whole_bundle_is_unpacked_once(tmp_path: Path) -> None:
     assert (parts.root / "kept").exists()
 
 
-@pytest.mark.parametrize("kind", ["empty", "interrupted", "spoiled", "no archive", "no sshd"])
+@pytest.mark.parametrize("kind", ["empty", "cut short", "spoiled", "no archive", "no sshd"])
 def test_what_is_no_whole_bundle_is_told_and_nothing_of_it_kept(tmp_path: Path, kind: str) -> None:
     places = Places(tmp_path / "lab")
     archive = pack(tmp_path, {} if kind == "no sshd" else FILES)
@@ -44,7 +44,7 @@ def test_what_is_no_whole_bundle_is_told_and_nothing_of_it_kept(tmp_path: Path, 
     archive.write_bytes(
         {
             "empty": b"",
-            "interrupted": whole[:middle],
+            "cut short": whole[:middle],
             "spoiled": whole[:middle] + bytes(1000) + whole[middle + 1000 :],
             "no archive": b"<html>not found</html>",
         }.get(kind, whole)

@@ -87,7 +87,7 @@ def test_where_mounts_do_not_work(code: int, words: str, tmp_path: Path, monkeyp
         (("--gpu", "real", "--hosts", "0"), "--hosts 0, expected 1 to 240"),
     ],
 )
-def test_desires_that_cannot_be(
+def test_fleets_that_cannot_be(
     arguments: tuple[str, ...],
     words: str,
     capsys: pytest.CaptureFixture[str],

@@ -63,9 +63,9 @@ def test_a_debian_machine_names_its_own_archive(tmp_path: Path) -> None:
     assert sources.machine_uri(root) == "https://mirror.example/debian"
 
 
-def test_a_security_archive_and_a_foreign_process_are_not_taken_for_it(tmp_path: Path) -> None:
-    foreign = "deb https://security.example/d bookworm-security main\ndeb https://tools.example stable extra\n"
-    root = write(tmp_path, "ID=debian\nVERSION_CODENAME=bookworm\n", tools_list=foreign)
+def test_a_security_archive_and_another_publishers_are_not_taken_for_it(tmp_path: Path) -> None:
+    others = "deb https://security.example/d bookworm-security main\ndeb https://tools.example stable extra\n"
+    root = write(tmp_path, "ID=debian\nVERSION_CODENAME=bookworm\n", tools_list=others)
     assert sources.machine_uri(root) is None
 
 

@@ -222,9 +222,9 @@ def shown(limit: int) -> list[str]:
 class FakeDaemon:
     """A control daemon.
 
-    ``unreachable`` and ``not_served`` are what a session meets, ``holders`` who has the session then; ``deaf_to`` is a part of a setter that is
-    taken without effect; ``before_command`` may do anything before a command is carried out. ``log`` is what it
-    and its servers wrote to the journal; ``answer_to_terminate`` None: it does as it is told.
+    ``unreachable`` and ``not_served`` are what a session meets, ``holders`` who has the session then; ``deaf_to`` is a
+    part of a setter that is taken without effect; ``before_command`` may do anything before a command is carried out.
+    ``log`` is what it and its servers wrote to the journal; ``answer_to_terminate`` None: it does as it is told.
     """
 
     def __init__(self, pid: int = 0, version: int = 550) -> None:

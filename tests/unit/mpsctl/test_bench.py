@@ -411,7 +411,8 @@ def test_built_in_work_ends_with_whoever_started_it(library: Path, where: Option
         f"import sys, os, json, time; sys.path[:0] = {[path for path in sys.path if path]!r}\n"
         "from mpsctl.adapters import worker_pool, cuda, stop_request as stop\n"
         f"wanted = json.loads(sys.argv[1]); wanted['parent'] = os.getpid()\n"
-        "one = worker_pool.WorkerPool([cuda.program('cuda_work', json.dumps(wanted))] * 2, dict(os.environ), stop.Stop())\n"
+        "commands = [cuda.program('cuda_work', json.dumps(wanted))] * 2\n"
+        "one = worker_pool.WorkerPool(commands, dict(os.environ), stop.Stop())\n"
         + (
             "print('up', flush=True); time.sleep(1000)"
             if where
@@ -456,15 +457,15 @@ def test_a_worker_pool_that_says_nothing_is_given_up(library: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_temporary_daemon_ends_with_whoever_temporary_it(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_temporary_daemon_ends_with_whoever_started_it(tmp_path: Path, number: signal.Signals) -> None:
     binary, said = tmp_path / "nvidia-cuda-mps-control", tmp_path / "pid"
     binary.write_text(f"#!/bin/sh\necho $$ > {said}.new; mv {said}.new {said}; exec sleep 1000\n")
     binary.chmod(0o755)
     script = (
         f"import sys, time; from pathlib import Path; sys.path[:0] = {[path for path in sys.path if path]!r}\n"
-        "from mpsctl.adapters import hardware, temporary_daemon as lent_daemon\n"
+        "from mpsctl.adapters import hardware, temporary_daemon\n"
         f"hardware.binary = lambda name: Path({str(binary)!r})\n"
-        f"with lent_daemon.started(Path({str(tmp_path)!r}), ['GPU-1']): time.sleep(1000)\n"
+        f"with temporary_daemon.started(Path({str(tmp_path)!r}), ['GPU-1']): time.sleep(1000)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script])
     until(said.exists)

@@ -54,10 +54,12 @@ def test_every_step_is_run_once_a_round_and_the_sides_take_turns(
     assert sorted((s.round, s.processes, str(s.series)) for s in steps) == sorted(
         (number, count, str(one)) for number in range(1, rounds + 1) for count in processes for one in series
     )
-    turns = [[s.series for s in turn] for _, turn in itertools.groupby(steps, lambda s: (s.round, s.processes))]
-    assert all(turn in (series, series[::-1]) for turn in turns)
+    alternations = [
+        [s.series for s in steps_] for _, steps_ in itertools.groupby(steps, lambda s: (s.round, s.processes))
+    ]
+    assert all(one in (series, series[::-1]) for one in alternations)
     for count in processes:
-        mine = [turn for turn, (_, n) in zip(turns, itertools.product(range(rounds), processes)) if n == count]
+        mine = [one for one, (_, n) in zip(alternations, itertools.product(range(rounds), processes)) if n == count]
         assert all(one == other[::-1] for one, other in zip(mine, mine[1:])), "who is first changes from round to round"
 
 

@@ -325,7 +325,7 @@ def test_another_build_than_the_installed_one_keeps_nothing(installed: Installed
 
 
 @needs_root
-@pytest.mark.parametrize("content", [b"", b"no zip", b"PK\x03\x04 interrupted"])
+@pytest.mark.parametrize("content", [b"", b"no zip", b"PK\x03\x04 cut short"])
 def test_bytecode_that_is_broken_does_not_stop_the_program(installed: Installed, content: bytes) -> None:
     installed.keep()
     installed.kept().write_bytes(content)

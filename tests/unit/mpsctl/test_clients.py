@@ -71,7 +71,7 @@ def test_a_servers_limit_is_shown_to_the_byte(host: Host) -> None:
     (value,) = look(host).servers[0].values
     assert (value.log, value.log_bytes) == ("0x100000000 bytes (4096 MiB)", 4096 * MIB)
     assert value.in_force
-    assert look(host).values[0].log is None, "the defaults have no such probe client"
+    assert look(host).values[0].log is None, "no log tells the bytes of a default"
 
 
 @pytest.mark.parametrize("really_mib", [4097, 4500, 5119])

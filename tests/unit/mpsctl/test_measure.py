@@ -19,7 +19,7 @@ import simulated_cuda
 from fakes import Host, h200, uuid
 from mpsctl.adapters import cuda
 from mpsctl.adapters.cuda import CudaError, Seen, Trial
-from mpsctl.measuring import measure as acts
+from mpsctl.measuring import measure as measuring
 from mpsctl.model.errors import BadValue, NotInForce, NotReady
 from mpsctl.store import measured
 from mpsctl.store.world import World
@@ -75,7 +75,7 @@ def world(gpu: FakeCuda) -> World:
 
 
 def test_the_figures_of_an_h200(gpu: FakeCuda) -> None:
-    whole, half = acts.measure(world(gpu))
+    whole, half = measuring.measure(world(gpu))
     assert whole.key == ("NVIDIA H200", "580.159", 100.0)
     assert (whole.context_mib, whole.server_mib, whole.least_limit_mib, whole.reserved_mib) == (514, 66, 515, 616)
     assert half.key == ("NVIDIA H200", "580.159", 50.0)
@@ -87,7 +87,7 @@ def test_the_figures_of_an_h200(gpu: FakeCuda) -> None:
 def test_nothing_of_the_gpu_is_changed_through_an_instance(gpu: FakeCuda) -> None:
     gpu.host.nvml.modes_set.clear()
     before = list(gpu.host.running().setters)
-    acts.measure(world(gpu))
+    measuring.measure(world(gpu))
     assert gpu.host.nvml.modes_set == []
     assert gpu.host.running().setters == before
     for environment in gpu.environments:
@@ -96,34 +96,34 @@ def test_nothing_of_the_gpu_is_changed_through_an_instance(gpu: FakeCuda) -> Non
 
 
 def test_memory_and_time_are_bounded(gpu: FakeCuda) -> None:
-    acts.measure(world(gpu))
+    measuring.measure(world(gpu))
     asked = [int(e["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"][2:-1]) for e in gpu.environments]
     assert max(asked) <= 2048
     assert len(asked) < 30
 
     gpu.host.clock.when(0.3, lambda: gpu.host.clock.pass_by(1000))
     with pytest.raises(NotReady, match="longer than 120 s"):
-        acts.measure(world(gpu))
+        measuring.measure(world(gpu))
 
 
 def test_an_instance_with_a_percentage_is_measured_at_it_and_below(gpu: FakeCuda) -> None:
     gpu.host.desired(DeviceMemoryLimit="4G", ActiveThreadPercentage=80)
     gpu.cost_mib = {"80": 400, "50": 271, "30": 200}
-    assert [one.thread_percentage for one in acts.measure(world(gpu), "0")] == [80, 50]
-    assert [one.context_mib for one in acts.measure(world(gpu), "0", percentages=[30.0])] == [200]
+    assert [one.thread_percentage for one in measuring.measure(world(gpu), "0")] == [80, 50]
+    assert [one.context_mib for one in measuring.measure(world(gpu), "0", percentages=[30.0])] == [200]
     with pytest.raises(BadValue, match="at most the instance's 80 %"):
-        acts.measure(world(gpu), "0", percentages=[81.0])
+        measuring.measure(world(gpu), "0", percentages=[81.0])
 
 
 def test_a_busy_gpu_is_refused_unless_forced(gpu: FakeCuda) -> None:
     gpu.host.nvml.others_mib = {SERVER_PID: 66, gpu.host.process("python3", "python3 train.py", pid=777): 9000}
     with pytest.raises(NotReady, match=r"in use by 1 process \(pid 777\).*--force"):
-        acts.measure(world(gpu))
+        measuring.measure(world(gpu))
     gpu.host.running().servers[SERVER_PID].clients = [778]
     with pytest.raises(NotReady, match=r"2 processes \(pid 777, 778\)"):
-        acts.measure(world(gpu))
+        measuring.measure(world(gpu))
     assert gpu.environments == []
-    assert acts.measure(world(gpu), force=True)[0].context_mib == 514
+    assert measuring.measure(world(gpu), force=True)[0].context_mib == 514
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_busy_gpu_is_refused_unless_forced(gpu: FakeCuda) -> None:
 )
 def test_no_figure_is_kept_that_was_not_seen_under_a_limit(gpu: FakeCuda, changes: dict[str, Any], says: str) -> None:
     with pytest.raises((NotReady, NotInForce), match=says):
-        acts.measure(world(replace(gpu, **changes)))
+        measuring.measure(world(replace(gpu, **changes)))
     assert measured.read(gpu.host.world) == []
 
 
@@ -144,18 +144,18 @@ def test_an_old_limit_of_the_server_is_no_dear_context(gpu: FakeCuda) -> None:
     gpu.host.running().servers[SERVER_PID].limits["0"] = 1024 << 20
     gpu.server_limit_mib = 1024
     with pytest.raises(NotInForce, match="has a limit of 1G, below the instance's"):
-        acts.measure(world(gpu))
+        measuring.measure(world(gpu))
 
 
 def test_a_closed_door_is_not_measured_through(gpu: FakeCuda) -> None:
     gpu.host.stop()
     with pytest.raises(NotReady, match="lets no clients in"):
-        acts.measure(world(gpu), "0")
+        measuring.measure(world(gpu), "0")
 
 
 def test_what_is_measured_must_be_named_where_there_are_several(host: Host) -> None:
     with pytest.raises(BadValue, match="0 instances and 4 GPUs"):
-        acts.measure(host.world)
+        measuring.measure(host.world)
 
 
 def test_a_gpu_without_an_instance_gets_a_daemon_for_the_time(host: Host) -> None:
@@ -169,7 +169,7 @@ def test_a_gpu_without_an_instance_gets_a_daemon_for_the_time(host: Host) -> Non
         host.kill(one.pid)
 
     gpu = FakeCuda(host, server_limit_mib=2048)
-    found = acts.measure(replace(world(gpu), temporary_daemon=daemon), reference="2")
+    found = measuring.measure(replace(world(gpu), temporary_daemon=daemon), reference="2")
     assert found[0].context_mib == 514
     [(directory, devices)] = temporary
     assert devices == (uuid(2),)
@@ -179,14 +179,14 @@ def test_a_gpu_without_an_instance_gets_a_daemon_for_the_time(host: Host) -> Non
 
 
 def test_a_gpu_with_an_instance_is_measured_through_it(gpu: FakeCuda) -> None:
-    acts.measure(world(gpu), reference=uuid(0))
+    measuring.measure(world(gpu), reference=uuid(0))
     assert gpu.environments[0]["CUDA_MPS_PIPE_DIRECTORY"] == f"{gpu.host.pipe_root}/0"
 
 
 def test_a_prohibited_gpu_is_left_alone(host: Host) -> None:
     host.nvml.all[2] = h200(2, compute_mode="prohibited")
     with pytest.raises(NotReady, match="prohibited"):
-        acts.measure(host.world, reference="2")
+        measuring.measure(host.world, reference="2")
 
 
 # -- the client itself, with a simulated libcuda

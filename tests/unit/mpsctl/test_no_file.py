@@ -15,7 +15,7 @@ from fakes import Host, uuid
 from mpsctl.adapters import files, hardware, locks, systemd
 from mpsctl.cli import main as command_line
 from mpsctl.converge import reconcile
-from mpsctl.lifecycle import drain as acts
+from mpsctl.lifecycle import drain as lifecycle
 from mpsctl.model.errors import BadValue, NoRight, NotAFile, TooLarge, Unreadable
 from mpsctl.store import configuration, drains, limit_bypasses, measured, record, saved_compute_modes, unresponsive
 from shell import Shell
@@ -183,7 +183,7 @@ def test_logind_s_file_that_is_none_does_not_end_a_session(monkeypatch: pytest.M
 @pytest.mark.parametrize("plant", EVERY)
 def test_what_is_remembered_in_no_file_is_not_remembered(host: Host, plant: Planted) -> None:
     here = host.places.runtime("0")
-    for name in ("in-force.json", "starts.json", "silent.json", "limit bypasses.json"):
+    for name in ("in-force.json", "starts.json", "silent.json", "escapes.json"):
         replaced(here / name, plant)
     replaced(host.places.measured, plant)
     replaced(saved_compute_modes.directory(host.world) / uuid(0), plant)
@@ -210,9 +210,9 @@ def test_whatever_has_the_mark_s_name_keeps_the_door_closed(host: Host, plant: P
     assert drained.since == "an unknown time"
     if plant is folder:
         with pytest.raises(NotAFile, match=r"drained\.json, which is a folder"):
-            acts.undrain(host.world, "0")
+            lifecycle.undrain(host.world, "0")
     else:
-        acts.undrain(host.world, "0")
+        lifecycle.undrain(host.world, "0")
         assert drains.read(host.world, "0") is None
         assert host.door_is_open()
 
@@ -269,7 +269,7 @@ def test_a_look_goes_on_over_every_file_of_an_instance(
     mpsctl: Shell, live: Host, verb: list[str], plant: Planted
 ) -> None:
     here = live.places.runtime("0")
-    for name in ("in-force.json", "starts.json", "silent.json", "limit bypasses.json", "drained.json", "daemon.env"):
+    for name in ("in-force.json", "starts.json", "silent.json", "escapes.json", "drained.json", "daemon.env"):
         replaced(here / name, plant)
     assert mpsctl(*verb) in (0, 1, 2, 3, 4)
     assert "a fault of mpsctl" not in mpsctl.err

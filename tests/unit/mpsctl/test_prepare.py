@@ -139,7 +139,7 @@ def test_the_saved_compute_mode_is_recorded_once_and_never_overwritten_by_ours(h
     assert former(host) == "prohibited"
 
 
-def test_a_mode_that_is_in_the_desired_state_is_neither_set_nor_recorded(host: Host) -> None:
+def test_a_mode_that_is_the_desired_one_is_neither_set_nor_recorded(host: Host) -> None:
     host.desired(ComputeMode="default")
     host.start()
     assert host.nvml.modes_set == []

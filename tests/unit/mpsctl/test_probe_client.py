@@ -62,7 +62,7 @@ def serve(host: Host, daemon: FakeDaemon, uid: int, clients: Sequence[int] = ())
 def look(host: Host, client: FakeClient, allocate: bool = True, timeout_s: float = 20) -> list[Check]:
     world = replace(host.world, cuda=client.client)
     seen = observe.look(world)
-    return probe_client.look_at_one(world, seen, seen.instances["0"], allocate, timeout_s)
+    return probe_client.look_at_one(world, seen.instances["0"], allocate, timeout_s)
 
 
 def levels(checks: Sequence[Check]) -> dict[str, str]:

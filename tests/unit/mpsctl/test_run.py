@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from fakes import Host, h200, uuid
 from mpsctl.adapters import procfs
-from mpsctl.lifecycle import run as acts
+from mpsctl.lifecycle import run as lifecycle
 from mpsctl.lifecycle.run import Request
 from mpsctl.model import client_variable, run_environment
 from mpsctl.model.errors import BadValue
@@ -174,7 +174,7 @@ def live(host: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
 
 def run(host: Host, *command: str, **more: object) -> int:
     request = Request("0", command, **more)  # type: ignore[arg-type]
-    return acts.run(host.world, request, {"PATH": os.environ["PATH"]})
+    return lifecycle.run(host.world, request, {"PATH": os.environ["PATH"]})
 
 
 def report(host: Host, *command: str, **more: object) -> tuple[int, dict[str, object]]:
@@ -229,7 +229,7 @@ def test_signals_are_passed_on_and_the_command_decides(live: Host, number: signa
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [number])  # as the main thread will: none else may take it
     sender.start()
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    # Held back until the command is there, for the process as a whole takes the signal.
+    # It waits until the command is there, for the process as a whole takes the signal.
     assert run(live, sys.executable, "-c", script, str(int(number)), str(flag)) == 42
     sender.join()
     assert number not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
@@ -267,14 +267,14 @@ def become_client(host: Host, in_s: float, probe: str = "NVML", command: str = "
 def until_proven(host: Host, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """A command with a child of its own that ends with 3 as soon as it was proven to be a client."""
     flag = host.places.root / "proven"
-    really = acts._say
+    really = lifecycle._say
 
-    def say(request: Request, report: acts.Report, text: str) -> None:
+    def say(request: Request, report: lifecycle.Report, text: str) -> None:
         really(request, report, text)
         if "is an MPS client" in text:
             flag.touch()
 
-    monkeypatch.setattr(acts, "_say", say)
+    monkeypatch.setattr(lifecycle, "_say", say)
     waiting = f"while [ ! -e {flag} ]; do sleep 0.05; done; exit 3"
     return ("sh", "-c", f"sh -c '{waiting}'; exit $?")
 
@@ -345,7 +345,7 @@ def opened_cuda(host: Host) -> list[str]:
 def test_why_not_no_door(live: Host) -> None:
     live.stop()
     _, found = report(live, *opened_cuda(live))
-    assert "no front door" in str(found["why_not"])
+    assert "the front door is closed" in str(found["why_not"])
     assert "outside MPS" in str(found["why_not"])
 
 
@@ -404,7 +404,7 @@ def test_a_report_that_cannot_be_written_is_refused_before(live: Host, tmp_path:
         run(live, "true", report=tmp_path / name)
 
 
-def test_nvml_that_goes_away_leaves_the_daemon_as_probe_client(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nvml_goes_away_the_daemon_tells(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     command = until_proven(live, monkeypatch)
     become_client(live, 0.2, "the daemon", "while")
     calls = []
@@ -416,8 +416,8 @@ def test_nvml_that_goes_away_leaves_the_daemon_as_probe_client(live: Host, monke
         return live.nvml.opened()
 
     path = live.places.root / "report.json"
-    request = Request("0", command, report=path, idle=True)
-    assert acts.run(replace(world, nvml=once), request, dict(os.environ)) == 3
+    request = Request("0", command, report=path, quiet=True)
+    assert lifecycle.run(replace(world, nvml=once), request, dict(os.environ)) == 3
     assert json.loads(path.read_text())["seen_by"] == "the daemon"
 
 

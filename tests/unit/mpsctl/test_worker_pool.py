@@ -1,4 +1,4 @@
-"""Processes that work at the same time: what is no process of a worker pool, and what those that are leave behind."""
+"""Processes that work at the same time: what the others say, and what the pool leaves behind."""
 
 from __future__ import annotations
 

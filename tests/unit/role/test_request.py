@@ -78,7 +78,7 @@ def test_a_unit_has_the_runtime_directory_of_the_pipe_root(root: str) -> None:
     assert lines == ([f"RuntimeDirectory={root.removeprefix('/run/')}/%i"] if root.startswith("/run/") else [])
 
 
-def test_the_policy_for_bypassed_its_limit_clients_reaches_the_file() -> None:
+def test_the_policy_for_clients_without_their_limit_reaches_the_file() -> None:
     by_default = parse_conf(_request()["instance_per_gpu"], "0")
     assert (by_default.limit_bypass, by_default.limit_bypass_grace_s) == ("report", 60)
     strict = parse_conf(_request(limit_bypass="terminate", limit_bypass_grace_s=5)["instance_per_gpu"], "0")
