@@ -75,7 +75,7 @@ def apply(world: World, name: str, main_pid: Optional[int] = None) -> list[str]:
 
 
 def _let_in(world: World, instance: Instance, running: DaemonEnvironment) -> None:
-    """Open the front door, unless the instance is drained; looked at again behind it, as a drain may begin in between."""
+    """Open the front door, unless the instance is drained; a drain may begin while it is being opened."""
     public = Path(instance.pipe_directory)
     if drains.read(world, instance.name) is None:
         pipe.open_door(public, running.pipe_directory)
@@ -281,4 +281,4 @@ def _set_and_read(
 
 
 def _gone(server: str, answers: Sequence[Sequence[str]]) -> bool:
-    return bool(server) and any("not found" in line for lines in answers for line in lines)
+    return bool(server) and any(map(control.no_such_server, answers))

@@ -1,7 +1,7 @@
 """No new client, and a bounded wait for those that are connected: `mpsctl drain`, a stop, and a restart by consent.
 
-The front door is closed first, so whoever is found from then on was connected before. A client that is just being accepted,
-or waits behind another user's, is in no list for a moment: nobody is taken for gone at one look.
+The front door is closed first, so whoever is found from then on was connected before. A client that is just being
+accepted, or waits behind another user's, is in no list for a moment: nobody is taken for gone at one look.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _look_twice(world: World, found: Drained, daemon: Daemon, main_pid: int) -> 
         for look in range(_LOOKS):
             if look:
                 world.sleep_s(_FIRST_PAUSE_S)
-            found.left = connected(world, bounded)
+            found.left = connected(bounded)
             if found.left:
                 return
     except NotReady as error:  # a daemon that is gone has no clients
@@ -203,7 +203,7 @@ def wait(
         unanswered: Optional[NotReady] = None
         try:
             look_end_s = max(end_s, world.now_s() + _LEAST_LOOK_S)
-            left = connected(world, Bounded(daemon, world.now_s, look_end_s, main_pid or 0))
+            left = connected(Bounded(daemon, world.now_s, look_end_s, main_pid or 0))
         except Unreachable as error:
             if main_pid is None or not procfs.alive(main_pid):
                 return []
@@ -226,7 +226,7 @@ def wait(
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def connected(world: World, daemon: Daemon) -> list[tuple[int, ClientFacts]]:
+def connected(daemon: Daemon) -> list[tuple[int, ClientFacts]]:
     """The clients of a daemon that answers, each with its server's pid, by /proc alone."""
     return [
         (server.pid, client)
@@ -254,7 +254,7 @@ def _end(world: World, found: Drained, daemon: Daemon, main_pid: int) -> None:
         found.progress.append(f"{words.client(one.client)}: {said}" + (f"; {one.problem}" if one.problem else ""))
         world.say(f"{found.instance}: {found.progress[-1]}")
     try:
-        found.left = connected(world, Bounded(daemon, world.now_s, world.now_s() + _LAST_LOOK_S))
+        found.left = connected(Bounded(daemon, world.now_s, world.now_s() + _LAST_LOOK_S))
     except NotReady as error:
         found.left, found.unknown = [], str(error) if procfs.alive(main_pid) else None
 
