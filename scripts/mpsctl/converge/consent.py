@@ -12,7 +12,7 @@ from mpsctl.adapters import procfs
 from mpsctl.checks import words
 from mpsctl.converge.instance_steps import Drain
 from mpsctl.converge.step import Occupied, Step, dependent, withhold
-from mpsctl.model.instance import REFUSE, TERMINATE
+from mpsctl.model.checked_values import REFUSE, TERMINATE
 from mpsctl.observe.facts import InstanceFacts
 from mpsctl.store.world import World
 

@@ -14,7 +14,11 @@ from mpsctl.adapters import files
 from mpsctl.converge.answer import Difference, state
 from mpsctl.converge.request import File
 from mpsctl.converge.step import Context, Step
+from mpsctl.model.errors import TooLarge
 from mpsctl.store.world import World
+
+_MOST_PROGRAM_BYTES = 64 << 20
+"""Far above the size of any build of this program."""
 
 
 @dataclass(eq=False)
@@ -42,14 +46,16 @@ class InstallProgram(Step):
     @classmethod
     def act(cls, steps: Sequence[InstallProgram], _: Context) -> None:
         for step in steps:
-            files.write(step.place, step.program.read_bytes(), 0o755)
+            files.write(step.place, files.read_bytes(step.program, _MOST_PROGRAM_BYTES) or b"", 0o755)
 
 
 def _digest(path: Path) -> Optional[str]:
+    """:raises NotAFile: if there is something else: what is not ours is not replaced."""
     try:
-        return f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}\n"
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+        content = files.read_bytes(path, _MOST_PROGRAM_BYTES)
+    except TooLarge as error:
+        return f"larger than {error.most_bytes} bytes\n"
+    return None if content is None else f"sha256 {hashlib.sha256(content).hexdigest()}\n"
 
 
 @dataclass(eq=False)
@@ -73,7 +79,7 @@ class WriteFile(Step):
         return self.beyond_limits or self.text
 
     def differences(self) -> list[Difference]:
-        what, before = str(self.file.path), files.read_text(self.file.path)
+        what, before = str(self.file.path), text_of(self.file.path)
         if before == self.file.content:
             mode = self.file.path.stat().st_mode & 0o7777
             return [state(what, f"mode {mode:04o}", f"mode {self.file.mode:04o}")]
@@ -91,7 +97,18 @@ def differs(file: File) -> bool:
         mode = file.path.stat().st_mode & 0o7777
     except (FileNotFoundError, NotADirectoryError):
         return True
-    return mode != file.mode or files.read_text(file.path) != file.content
+    return mode != file.mode or text_of(file.path) != file.content
+
+
+def text_of(path: Path) -> Optional[str]:
+    """The text of a file that is about to be written or removed, as far as a diff can show it.
+
+    :raises NotAFile: if it is none: what is not ours is not replaced.
+    """
+    try:
+        return files.read_text(path)
+    except TooLarge as error:
+        return f"(larger than {error.most_bytes} bytes)\n"
 
 
 def masked(path: Path) -> bool:
@@ -112,7 +129,7 @@ class RemoveFile(Step):
         return f"remove {self.path}"
 
     def differences(self) -> list[Difference]:
-        return [Difference(str(self.path), files.read_text(self.path) or "", None)]
+        return [Difference(str(self.path), text_of(self.path) or "", None)]
 
     @classmethod
     def act(cls, steps: Sequence[RemoveFile], _: Context) -> None:

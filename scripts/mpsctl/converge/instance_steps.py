@@ -9,7 +9,7 @@ from typing import Any, Mapping, Optional, Sequence
 from mpsctl.adapters import files, pipe, systemd
 from mpsctl.checks import words
 from mpsctl.converge.answer import Difference, state
-from mpsctl.converge.file_steps import remove_empty
+from mpsctl.converge.file_steps import remove_empty, text_of
 from mpsctl.converge.step import Context, Occupied, Step
 from mpsctl.converge.unit_steps import give_back_modes, withhold_where_somebody_came
 from mpsctl.lifecycle import stop
@@ -111,7 +111,7 @@ class StopAndRemoveInstance(Step):
     unit: UnitFacts
     desired: Optional[Instance]
     conf: Path
-    needs: Mapping[str, str]
+    needs: Mapping[str, str] = field()
     frees: tuple[str, ...] = ()
 
     @property
@@ -125,7 +125,7 @@ class StopAndRemoveInstance(Step):
     def differences(self) -> list[Difference]:
         return [
             state(self.unit.name, self.unit.active_state, "absent"),
-            Difference(str(self.conf), files.read_text(self.conf) or "", None),
+            Difference(str(self.conf), text_of(self.conf) or "", None),
         ]
 
     @classmethod

@@ -9,11 +9,10 @@ from typing import Iterable, Optional
 
 from mpsctl.adapters import files, hardware
 from mpsctl.converge.request import File
+from mpsctl.model.errors import Unreadable
+from mpsctl.model.places import FINGERPRINT
 from mpsctl.store import saved_compute_modes
 from mpsctl.store.world import World
-
-FINGERPRINT = "# Managed by mps-fleet"
-"""The beginning of the first line of every file that is ours; others are left alone."""
 
 DAEMON_PLACE = "@NVIDIA_CUDA_MPS_CONTROL@"
 """Stands in the unit's template where the path of this host's control daemon belongs."""
@@ -26,8 +25,11 @@ USUAL_DAEMON = f"/usr/bin/{hardware.CONTROL_DAEMON}"
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a file is this project's, by its first line."""
-    return (files.read_text(path) or "").startswith(FINGERPRINT)
+    """Whether a file is this project's, by its first line; what cannot be read is not."""
+    try:
+        return (files.read_text(path) or "").startswith(FINGERPRINT)
+    except Unreadable:
+        return False
 
 
 def partial_files(world: World, paths: Iterable[Path]) -> list[Path]:

@@ -18,9 +18,10 @@ from mpsctl.converge.request import File
 from mpsctl.converge.situation import Situation
 from mpsctl.converge.step import Step
 from mpsctl.converge.unit_steps import Enable, Reload, ReloadSystemd, Restart, RestartUnit, Start, why_masked
+from mpsctl.model.checked_values import REFUSE
 from mpsctl.model.errors import BadValue
 from mpsctl.model.finding import RELOAD, RESTART
-from mpsctl.model.instance import REFUSE, Instance
+from mpsctl.model.instance import Instance
 from mpsctl.observe.facts import UnitFacts
 from mpsctl.store import configuration, saved_compute_modes
 from mpsctl.store.world import World

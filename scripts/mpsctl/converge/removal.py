@@ -20,8 +20,8 @@ from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInst
 from mpsctl.converge.step import Step
 from mpsctl.converge.unit_steps import ReloadSystemd, StopHelpers
 from mpsctl.lifecycle import drain
+from mpsctl.model.checked_values import DRAIN_TIMEOUT_S, REFUSE, TERMINATE, WAIT
 from mpsctl.model.errors import MpsctlError, NotReady
-from mpsctl.model.instance import DRAIN_TIMEOUT_S, REFUSE, TERMINATE, WAIT
 from mpsctl.model.places import Places
 from mpsctl.observe import host as observed
 from mpsctl.observe.facts import ClientFacts
@@ -163,11 +163,11 @@ def _partial_files(found: _Found) -> list[Path]:
 
 
 def _directories(world: World, needs: Mapping[str, str]) -> Iterator[RemoveDirectory]:
-    lock = world.places.turn
+    lock = world.places.host_lock
     for path in (world.places.state, world.places.cache):
         if path.is_dir():
             yield RemoveDirectory(path, needs)
-    # The lock goes, with its directory, at the end of our turn.
+    # The lock goes, with its directory, at the end of the run.
     if lock.parent.is_dir() and any(path != lock for path in lock.parent.iterdir()):
         yield RemoveDirectory(lock.parent, needs, keeps=lock)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, TypeVar
 
+from mpsctl.model.checked_values import DRAIN_TIMEOUT_S, REFUSE, check_on_clients, check_timeout_s
 from mpsctl.model.errors import BadValue
-from mpsctl.model.instance import DRAIN_TIMEOUT_S, REFUSE, check_on_clients, check_timeout_s
 
 FORMAT = 2
 T = TypeVar("T")

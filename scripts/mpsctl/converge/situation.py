@@ -14,7 +14,8 @@ from mpsctl.converge.request import Request
 from mpsctl.lifecycle import prepare
 from mpsctl.model.errors import BadValue, NotReady
 from mpsctl.model.gpu import Gpu
-from mpsctl.model.instance import Instance, check_gpus, one_gpu_twice, parse_conf
+from mpsctl.model.instance import Instance, check_gpus, one_gpu_twice
+from mpsctl.model.instance_file import parse_conf
 from mpsctl.observe import host as observed
 from mpsctl.observe import units as unit_look
 from mpsctl.observe.facts import GpuFacts, InstanceFacts, UnitFacts

@@ -55,9 +55,9 @@ class Step(ABC):
     """A change of the host.
 
     ``kind`` names it for programs. ``live`` is whether a reload of a running daemon brings it about and undoes it,
-    clients or not. ``ends_clients`` is whether it ends the clients of ``instance``, should it have any. ``needs`` says, by
-    the name of an instance, why that one has to end, or to have ended, for this step. ``withheld`` is set where it is not
-    taken for clients, ``blocked`` where it is known that it cannot work.
+    clients or not. ``ends_clients`` is whether it ends the clients of ``instance``, should it have any. ``needs`` says,
+    by the name of an instance, why that one has to end, or to have ended, for this step. ``withheld`` is set where the
+    step is not taken for clients, ``blocked`` where it is known that it cannot work.
     """
 
     kind: ClassVar[str]

@@ -141,7 +141,7 @@ class Restart(Step):
     ends_instance = True
     desired: Instance
     why: str
-    needs: Mapping[str, str]
+    needs: Mapping[str, str] = field()
     frees: tuple[str, ...] = ()
 
     @property

@@ -71,7 +71,7 @@ def cut(monkeypatch: pytest.MonkeyPatch, host: Host, steps: int) -> None:
     def counted(really: Callable[..., Any]) -> Callable[..., Any]:
         def step(*arguments: Any, **more: Any) -> Any:
             # The lock goes with this process either way, and what systemd does is not killed with it.
-            if arguments[0] == host.places.turn or in_systemd:
+            if arguments[0] == host.places.host_lock or in_systemd:
                 return really(*arguments, **more)
             if left[0] == 0:
                 raise Killed
@@ -119,7 +119,7 @@ def test_a_run_that_is_interrupted_before_any_of_its_steps_is_made_whole_by_the_
                 run(host, DESIRED[desired](host))
                 partial_files = False
         assert unnoticed(host) == [], steps
-        os.close(locks.take(host.places.turn, 0))
+        os.close(locks.take(host.places.host_lock, 0))
         assert run(host, DESIRED[desired](host)).error is None, steps
         _assert_as(host, desired)
         assert not run(host, DESIRED[desired](host), check=True).changed, steps
