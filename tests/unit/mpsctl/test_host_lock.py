@@ -14,8 +14,9 @@ import pytest
 from fakes import Host
 from mpsctl.adapters import locks
 from mpsctl.adapters.systemd import Systemctl
-from mpsctl.converge import host_lock, reconcile, remove
-from mpsctl.converge.reconcile import Answer, Request
+from mpsctl.converge import host_lock, reconcile, removal
+from mpsctl.converge.answer import Answer
+from mpsctl.converge.request import Request
 from mpsctl.lifecycle import health
 
 NOW_S = 0.0
@@ -24,12 +25,12 @@ NOW_S = 0.0
 
 def converge(host: Host, check: bool) -> Answer:
     desired = [{"name": "0", "conf": host.conf(DeviceMemoryLimit="4G", ComputeMode="exclusive_process")}]
-    request = Request.from_json({"format": 1, "files": [], "instances": desired})
+    request = Request.from_json({"format": 2, "files": [], "instances": desired})
     return reconcile.reconcile(host.world, request, check)
 
 
 def take_away(host: Host, check: bool) -> Answer:
-    return remove.remove(host.world, check)
+    return removal.remove(host.world, check)
 
 
 RUNS = [converge, take_away]

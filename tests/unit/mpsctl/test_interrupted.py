@@ -13,8 +13,9 @@ import pytest
 
 from fakes import Host
 from mpsctl.adapters import files, locks, procfs
-from mpsctl.converge import reconcile, remove
-from mpsctl.converge.reconcile import FINGERPRINT, Answer, Request
+from mpsctl.converge import reconcile, removal
+from mpsctl.converge.answer import Answer
+from mpsctl.converge.request import Request
 from mpsctl.model.gpu import DEFAULT, EXCLUSIVE_PROCESS
 from mpsctl.observe import status
 from mpsctl.store import configuration, record, saved_compute_modes
@@ -39,7 +40,7 @@ def desired(host: Host, confs: dict[str, str], unit: str = "") -> Request:
     path = host.places.units / "mps-control@.service"
     return Request.from_json(
         {
-            "format": 1,
+            "format": 2,
             "files": [{"path": str(path), "content": unit_text(unit), "mode": "0644"}],
             "instances": [{"name": name, "conf": text} for name, text in confs.items()],
         }
@@ -305,7 +306,7 @@ def test_a_removal_finds_what_alone_is_left(host: Host) -> None:
     left = host.places.conf("0").with_name(f".0.conf.{DEAD_PID}.new")
     left.parent.mkdir(parents=True)
     left.write_text("half")
-    assert remove.remove(host.world, check=False).error is None
+    assert removal.remove(host.world, check=False).error is None
     assert not left.parent.exists()
 
 

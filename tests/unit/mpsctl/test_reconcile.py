@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,10 @@ def test_what_is_done_is_what_is_listed(fleet: Fleet) -> None:
         f"write {fleet.unit}",
         f"write {fleet.host.places.conf('0')}",
         "enable mps-control@0.service",
+        "reload systemd's units",
         "start mps-control@0.service",
     ]
+    assert [step["text"] for step in answer.steps] == answer.actions
     assert [entry["after_header"] for entry in answer.diff[1:3]] == [
         str(fleet.unit),
         str(fleet.host.places.conf("0")),
@@ -298,9 +301,11 @@ def test_a_gpu_older_than_volta_is_warned_about(fleet: Fleet) -> None:
     assert any("Tesla P4" in warning and "older than Volta" in warning for warning in answer.warnings)
 
 
-def test_the_answer_is_plain_data_of_format_1(fleet: Fleet) -> None:
-    data = fleet.converge(_0=conf(fleet)).as_json()
-    assert data["format"] == 1
+def test_the_answer_is_plain_data_of_format_2(fleet: Fleet) -> None:
+    data = json.loads(json.dumps(fleet.converge(_0=conf(fleet)).as_json()))
+    assert data["format"] == 2
+    for step in data["steps"]:
+        assert set(step) >= {"kind", "text", "instance", "live", "ends_clients"}
     assert set(data) >= {
         "check",
         "changed",
@@ -309,6 +314,8 @@ def test_the_answer_is_plain_data_of_format_1(fleet: Fleet) -> None:
         "error",
         "diff",
         "actions",
+        "steps",
+        "progress",
         "pending",
         "instances",
         "warnings",

@@ -53,7 +53,7 @@ def test_a_new_unit_is_loaded_and_disturbs_nobody(fleet: Fleet) -> None:
     fleet.host.systemd.acts.clear()
     fleet.unit_text += "# another line\n"
     answer = fleet.converge(_0=conf(fleet))
-    assert answer.actions == [f"write {fleet.unit}"]
+    assert answer.actions == [f"write {fleet.unit}", "reload systemd's units"]
     assert fleet.host.systemd.acts == ["daemon-reload"]
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from fakes import Host, h200, split_by_mig, uuid
 from mpsctl.converge import reconcile
+from mpsctl.converge.request import Request
 from mpsctl.lifecycle import apply, prepare, stop
 from mpsctl.model.errors import BadValue, NotReady
 from mpsctl.observe import status
@@ -169,7 +170,7 @@ def test_the_mode_from_before_is_known_and_comes_back_when_the_instance_is_remov
     host.desired(**PROHIBITED)
     host.start()
     host.systemd.unit("mps-control@0.service").enabled = True
-    answer = reconcile.reconcile(host.world, reconcile.Request((), ()), check=False)
+    answer = reconcile.reconcile(host.world, Request((), ()), check=False)
     assert answer.error is None
     assert mode(host) == "default"
     assert not host.places.conf("0").exists()
@@ -229,7 +230,7 @@ def test_a_daemon_that_cannot_serve_several_users_is_not_started_that_way(
         prepare.prepare(host.world, "0")
     assert refused.value.variable == "mps_multi_user"
     answer = reconcile.reconcile(
-        host.world, reconcile.Request((), (("0", host.conf("0", {"MultiUser": "yes"})),)), True
+        host.world, Request((), (("0", host.conf("0", {"MultiUser": "yes"})),)), True
     )
     assert answer.refused is not None
     assert answer.refused.startswith("mps_multi_user: ")
