@@ -80,8 +80,7 @@ def _units_not_as_desired(world: World, names: Iterable[str], steps: Sequence[St
 
 def instances(seen: Report, desired: Sequence[Instance]) -> dict[str, Any]:
     """The desired instances as `mpsctl status --json` shows them."""
-    every = seen.as_json()["instances"]
-    return {one.name: every[one.name] for one in desired}
+    return {one.name: seen.instance_as_json(one.name) for one in desired}
 
 
 def for_people(seen: Report, names: Sequence[str], steps: Sequence[Step]) -> list[str]:
