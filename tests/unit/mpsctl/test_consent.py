@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import signal
 
 import pytest
 
 from converging import POLICIES, TIMEOUT_S, Fleet, as_desired, at_work, conf, found, gpu_of
-from fakes import Host, uuid
+from fakes import uuid
 from mpsctl.converge import ours, reconcile
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.request import File, Request
 from mpsctl.model.errors import BadValue
 from mpsctl.store import drains
-
-
-
-TIMEOUT_S = 60
-POLICIES = ["refuse", "wait", "terminate"]
-
-
-def at_work(fleet: Fleet, policy: str, clients: int = 1) -> tuple[FakeDaemon, list[int]]:
-    """Instance a serves GPU 0 with clients, under a policy."""
-    fleet.converge(a=conf(fleet, "a", GPUs="0"))
-    fleet.more = {"on_clients": policy, "drain_timeout_s": TIMEOUT_S}
-    fleet.host.process("mpsctl", "mpsctl reconcile", {}, pid=os.getpid())
-    fleet.host.systemd.acts.clear()
-    daemon = fleet.host.running("a")
-    pids = [fleet.host.client() for _ in range(clients)]
-    daemon.start_server(9001, clients=pids)
-    return daemon, pids
 
 
 def moved(fleet: Fleet, check: bool = False) -> Answer:

@@ -108,7 +108,7 @@ def test_the_commands_of_the_units_never_wait(deployed: Host) -> None:
     deployed.stop()
     deployed.start()
     deployed.restart()
-    assert health.health(deployed.world)[0].well
+    assert health.health(deployed.world).report.word("0") == "ok"
     os.close(lock)
 
 

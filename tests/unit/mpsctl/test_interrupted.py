@@ -1,4 +1,4 @@
-"""Runs that are interrupted at any step: nothing is half-written, nothing goes unnoticed, the next run makes it whole."""
+"""Runs that are interrupted at any step: nothing is half-written or goes unnoticed, the next run makes it whole."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from typing import Any, Callable, Optional, Sequence
 import pytest
 
 from fakes import Host
+from judging import amiss, judge
 from mpsctl.adapters import files, locks, procfs
+from mpsctl.checks.judgement import STATUS
 from mpsctl.converge import reconcile, removal
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.request import Request
+from mpsctl.model.finding import CRITICAL
 from mpsctl.model.gpu import DEFAULT, EXCLUSIVE_PROCESS
-from mpsctl.observe import status
-from mpsctl.store import configuration, record, saved_compute_modes
+from mpsctl.model.places import FINGERPRINT
+from mpsctl.store import record, saved_compute_modes
 
 DEAD_PID = 1 << 22
 """Above every process id that Linux gives."""
@@ -95,11 +98,12 @@ def unnoticed(host: Host) -> list[int]:
     """GPUs that nobody can use, of which `mpsctl status` does not say so."""
     serving = {uuid for pid in host.processes for uuid in _devices(host, pid)}
     stuck = [gpu for gpu in host.nvml.all if gpu.compute_mode == EXCLUSIVE_PROCESS and gpu.uuid not in serving]
-    found = status.status_of_all(host.world, configuration.names(host.world))
-    said = [line for one in found for line in one.findings] + status.left_behind(host.world, found)
-    lines = [line for line in said if "nobody can use it" in line]
-    told = {gpu["uuid"] for one in found for gpu in one.gpus if set(one.findings) & set(lines)}
-    return [gpu.index for gpu in stuck if gpu.uuid not in told and not any(str(gpu) in line for line in lines)]
+    found = judge(host, verb=STATUS)
+    told = set(found.check(None, "modes-without-daemon").facts.get("gpus", ()))  # type: ignore[call-overload]
+    for name, one in found.facts.instances.items():
+        if found.check(name, "compute-mode").level == CRITICAL:
+            told |= {device.uuid for device in one.devices}
+    return [gpu.index for gpu in stuck if gpu.uuid not in told]
 
 
 def _devices(host: Host, pid: int) -> Sequence[str]:
@@ -137,9 +141,7 @@ def _assert_as(host: Host, desired: str) -> None:
         assert not (host.places.root / "run/mps-fleet").exists()
         assert not host.places.program.exists()
         return
-    found = status.status_of_all(host.world, configuration.names(host.world))
-    assert [line for one in found for line in one.findings] == []
-    assert status.left_behind(host.world, found) == []
+    assert amiss(judge(host, verb=STATUS)) == {"health-timer": "warning"}
 
 
 def test_a_gpu_that_no_instance_has_any_more_is_told_and_its_mode_brought_back(host: Host) -> None:
@@ -149,10 +151,10 @@ def test_a_gpu_that_no_instance_has_any_more_is_told_and_its_mode_brought_back(h
     # As a run leaves it that is interrupted between the restart and the GPU that was freed by it.
     saved_compute_modes.record(host.world, host.nvml.gpu(0))
     host.nvml.set_compute_mode(host.nvml.gpu(0), EXCLUSIVE_PROCESS)
-    (line,) = status.left_behind(host.world, status.status_of_all(host.world, ["0", "1"]))
-    assert str(host.nvml.gpu(0)) in line
+    assert judge(host, verb=STATUS).check(None, "modes-without-daemon").facts["gpus"] == [host.nvml.gpu(0).uuid]
     told = run(host, request, check=True)
-    assert [action for action in told.actions if "compute mode" in action] == told.actions
+    assert [step["kind"] for step in told.steps] == ["restore-compute-mode"]
+    assert told.warnings == [], "what the run mends is nothing for people"
     assert run(host, request).error is None
     assert host.nvml.gpu(0).compute_mode == DEFAULT
 

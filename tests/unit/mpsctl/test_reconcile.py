@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 
 from converging import UNIT_TEXT, Fleet, as_desired, conf
-from fakes import Host, h200, split_by_mig, uuid
+from fakes import h200, split_by_mig, uuid
 from mpsctl.adapters import hardware
 from mpsctl.converge.request import Request
 from mpsctl.model.errors import BadValue
 
 MIB = 1 << 20
-
 
 
 # -- the first time
@@ -277,7 +276,8 @@ def test_nothing_is_reported_done_that_does_not_read_back(fleet: Fleet) -> None:
     fleet.converge(_0=conf(fleet))
     fleet.host.running().deaf_to = "set_"
     answer = fleet.converge(_0=conf(fleet, DeviceMemoryLimit="6G"))
-    assert "the daemon shows 4G, desired 6144 MiB" in str(answer.error)
+    assert "memory limit of device 0 (default): the daemon shows 4G" in str(answer.error)
+    assert "desired 6144 MiB" in str(answer.error)
 
 
 def test_a_problem_of_systemd_that_left_everything_in_the_desired_state_is_a_warning(fleet: Fleet) -> None:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Optional
-
 import pytest
 
-from converging import TIMER, TIMER_TEXT, Fleet, as_desired, conf, found, gpu_of
-from fakes import Host, uuid
+from converging import TIMER, Fleet, as_desired, conf, gpu_of
+from fakes import uuid
 from mpsctl.adapters import procfs
-from mpsctl.converge import ours, reconcile
-from mpsctl.converge.request import File, Request
 
 MIB = 1 << 20
-
 
 
 # -- changes
@@ -324,7 +318,7 @@ def test_an_instance_that_is_no_longer_desired_waits_for_its_clients(fleet: Flee
 def test_a_request_for_every_gpu_keeps_the_instance_of_a_gpu_that_is_gone(
     fleet: Fleet, gone: list[str], check: bool
 ) -> None:
-    """Taken for not desired it would be away for good, and the host in the desired state, when a reboot brings the GPU back."""
+    """Were it removed, a reboot would bring the GPU back, and nothing the instance."""
     template = fleet.host.conf("%i", {"GPUs": "%i", "ComputeMode": "exclusive_process"})
     fleet.run(False, {}, per_gpu=template)
     fleet.host.systemd.acts.clear()
