@@ -201,6 +201,11 @@ def _split(lines: Sequence[str], commands: Sequence[str]) -> Optional[list[list[
 SERVER_LIST = "get_server_list"
 
 
+def no_such_server(lines: Sequence[str]) -> bool:
+    """Whether the daemon's answer to a command for one server is that it has none (control daemons 535, 550, 555)."""
+    return any("not found" in line for line in lines)
+
+
 def servers(daemon: Daemon, listed: Optional[Sequence[str]] = None) -> list[Server]:
     """The daemon's servers. May list one that is about to die: starting is asynchronous.
 
@@ -213,7 +218,7 @@ def servers(daemon: Daemon, listed: Optional[Sequence[str]] = None) -> list[Serv
     found = []
     for pid, answer in zip(pids, daemon.ask([f"get_server_status {pid}" for pid in pids])):
         text = " ".join(answer)
-        if "not found" in text:
+        if no_such_server(answer):
             continue
         # 535 does not know the command.
         found.append(Server(pid, None if text.startswith("Unknown command") else foreign.shown(text) or None))
@@ -223,4 +228,4 @@ def servers(daemon: Daemon, listed: Optional[Sequence[str]] = None) -> list[Serv
 def clients(daemon: Daemon, server: int) -> list[int]:
     """The client process ids of one server, as the daemon's own pid namespace numbers them."""
     lines = daemon.ask([f"get_client_list {server}"])[0]
-    return [int(word) for line in lines for word in line.split() if word.isdigit() and "not found" not in line]
+    return [int(word) for line in lines for word in line.split() if word.isdigit() and not no_such_server([line])]

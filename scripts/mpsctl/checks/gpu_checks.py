@@ -176,6 +176,8 @@ def _in_force(view: View, kind: str) -> Finding:
     why = untold(view)
     if why and not one.values:
         return unknown(why)
+    if kind == MEMORY_LIMIT and one.limits_refused is not None:
+        return unknown(f"which limit is desired is not known: {one.limits_refused}")
     rows = [value for value in one.every_value if value.desired.kind == kind]
     if not rows:
         return passed(f"no {kind} is managed here")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpsctl.adapters import hardware
 from mpsctl.checks import words
 from mpsctl.checks.judgement import VERIFY_ONLY, Finding, View, failed, judgement, passed, some, unknown, warned
-from mpsctl.model.finding import ENABLE, Reason
+from mpsctl.model.finding import CONVERGE, ENABLE, Reason
 from mpsctl.model.foreign import pasted, shown
 from mpsctl.model.gpu import DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED
 from mpsctl.observe.host import DEFAULT_DIRECTORIES
@@ -179,7 +179,8 @@ def modes_without_daemon(view: View) -> Finding:
     facts = {"gpus": [gpu.uuid for gpu in closed]}
     if left:
         remedy = "a run was interrupted: run site.yml or playbooks/remove.yml again"
-        return failed(some(lines), "the mode from before the first start", remedy, *lines, reasons=reasons, facts=facts)
+        expected = "the mode from before the first start"
+        return failed(some(lines), expected, remedy, *lines, reasons=reasons, mends=CONVERGE, facts=facts)
     remedy = f"nvidia-smi -i {pasted(str(closed[0].index))} -c DEFAULT, if MPS left it"
     return warned(some(lines), "default mode, unless it is meant", remedy, *lines, reasons=reasons, facts=facts)
 

@@ -7,7 +7,7 @@ from typing import Optional
 from mpsctl.checks import words
 from mpsctl.checks.judgement import Finding, View, failed, judgement, passed, unknown, warned
 from mpsctl.model import duration
-from mpsctl.model.finding import ENABLE, PERSON, RESTART, START, UNDRAIN, Reason
+from mpsctl.model.finding import CONVERGE, ENABLE, PERSON, RESTART, START, UNDRAIN, Reason
 from mpsctl.model.foreign import pasted, shown
 from mpsctl.observe.facts import InstanceFacts
 from mpsctl.store import record
@@ -92,7 +92,8 @@ def unit_active(view: View) -> Finding:
             facts={"starting": starting, "skipped": unit.result == "exec-condition"},
         )
     if unit.needs_daemon_reload:
-        return warned(f"{state}, and its file has changed since", "as systemd read it", "systemctl daemon-reload")
+        found = f"{state}, and its file has changed since"
+        return warned(found, "as systemd read it", "systemctl daemon-reload", mends=CONVERGE)
     return passed(state)
 
 

@@ -6,10 +6,10 @@ import argparse
 import sys
 from typing import Sequence
 
-from mpsctl.cli import output
+from mpsctl.cli import checked, output
 from mpsctl.lifecycle import drain as lifecycle
-from mpsctl.model.checked_values import check_timeout_s
-from mpsctl.model.errors import BadValue, NotReady
+from mpsctl.model.checked_values import check_reason, check_timeout_s
+from mpsctl.model.errors import NotReady
 from mpsctl.model.instance import Instance
 from mpsctl.store import configuration, drains
 from mpsctl.store.world import World
@@ -17,12 +17,10 @@ from mpsctl.store.world import World
 
 def drain(world: World, options: argparse.Namespace) -> int:
     """Close instances to new clients and wait for the others; the exit code."""
-    try:
-        timeout_s = check_timeout_s(options.timeout)
-    except BadValue as error:
-        raise BadValue(f"--timeout {error.found}", error.expected, error.remedy) from None
+    timeout_s = checked.option("--timeout", check_timeout_s, options.timeout)
+    why = checked.option("--reason", check_reason, options.reason)
     instances = _instances(world, options.instances)
-    drained = lifecycle.drain(world, instances, timeout_s, options.terminate)
+    drained = lifecycle.drain(world, instances, timeout_s, options.terminate, why={one.name: why for one in instances})
     if options.json:
         output.say_json({"instances": {found.instance: found.as_json(world.now_s()) for found in drained}})
     elif not drained:

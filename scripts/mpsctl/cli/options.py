@@ -173,6 +173,21 @@ def _drain(parser: argparse.ArgumentParser) -> None:
     _name_any(parser)
     parser.add_argument("--timeout", metavar="S", default="300", help="seconds to wait (default: %(default)s)")
     parser.add_argument("--terminate", action="store_true", help="end those that are left then, by the daemon first")
+    parser.add_argument("--reason", metavar="TEXT", default="", help="why, for whoever finds the instance drained")
+
+
+def _remove(parser: argparse.ArgumentParser) -> None:
+    _only_check(parser)
+    parser.add_argument(
+        "--on-clients",
+        metavar="POLICY",
+        default="refuse",
+        help="connected clients: refuse leaves their instances as they are, wait waits for them and then refuses,"
+        " terminate ends those that are left (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--drain-timeout", metavar="S", default="300", help="seconds to wait for clients (default: %(default)s)"
+    )
 
 
 def _place(parser: argparse.ArgumentParser, gpu: str) -> None:
@@ -311,7 +326,7 @@ VERBS: dict[str, Verb] = {
     ),
     "remove": Verb(
         "take everything of ours off this host: daemons, compute modes, files, this program",
-        _only_check,
+        _remove,
         "remove.remove",
     ),
     "clients": Verb(

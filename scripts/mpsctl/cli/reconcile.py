@@ -14,7 +14,8 @@ from mpsctl.store.world import World
 
 def reconcile(world: World, options: argparse.Namespace) -> int:
     """Bring the host into the state that the request on standard input asks for; 1 where that was not brought about."""
-    from mpsctl.converge import reconcile
+    from mpsctl.converge import ours, reconcile
+    from mpsctl.converge.request import FORMAT, Request
 
     try:
         wanted = json.load(sys.stdin) if sys.stdin is not None else {}
@@ -22,10 +23,10 @@ def reconcile(world: World, options: argparse.Namespace) -> int:
         raise BadValue(f"no JSON ({error})", "a request on standard input", "see docs/reconcile.md") from None
     if isinstance(wanted, dict) and wanted.get("build") not in (None, build.ID):
         # The transport then sends the program it wants and asks that one.
-        output.say_json({"format": 1, "program_differs": True, "build": build.ID})
+        output.say_json({"format": FORMAT, "program_differs": True, "build": build.ID})
         return 0
-    request = reconcile.Request.from_json(wanted)
-    answer = reconcile.reconcile(world, request, options.check, reconcile.own_file())
+    request = Request.from_json(wanted)
+    answer = reconcile.reconcile(world, request, options.check, ours.running_file())
     output.say_json({"program_differs": False, **answer.as_json()})
-    deferred = answer.pending and not options.check
-    return 1 if answer.error or answer.refused or answer.missing or deferred else 0
+    withheld = answer.pending and not options.check
+    return 1 if answer.error or answer.refused or answer.missing or withheld else 0

@@ -1,4 +1,4 @@
-"""One at a time: whatever changes a host as a whole takes its turn. The commands of the units never do."""
+"""One at a time: whatever changes a host as a whole takes one lock. The commands of the units never do."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Busy(NotReady):
 def taken(world: World) -> Iterator[None]:
     """Have the host to ourselves, other calls of this function apart.
 
-    A systemctl that we start has the turn as well: should we be killed, its jobs come to their end before the next
+    A systemctl that we start has the lock as well: should we be killed, its jobs come to their end before the next
     run looks at the host.
 
     :raises Busy: if another run does not end within BOUND_S.
     """
-    path = world.places.turn
+    path = world.places.host_lock
     try:
         descriptor = locks.take(path, world.now_s() + BOUND_S, world.now_s, world.sleep_s)
     except locks.Taken:
@@ -54,9 +54,9 @@ def wait_for_others(world: World) -> None:
     :raises Busy: if it does not end within BOUND_S.
     """
     try:
-        locks.wait_until_free(world.places.turn, world.now_s() + BOUND_S, world.now_s, world.sleep_s)
+        locks.wait_until_free(world.places.host_lock, world.now_s() + BOUND_S, world.now_s, world.sleep_s)
     except locks.Taken:
-        raise _busy(world.places.turn) from None
+        raise _busy(world.places.host_lock) from None
     except PermissionError:
         return  # others than root may look, and cannot tell
 
@@ -69,7 +69,7 @@ def _busy(path: Path) -> Busy:
 
 
 def _holders(path: Path) -> str:
-    """Who has the turn: the process that took it or, where that was killed, what it started."""
+    """Who has the lock: the process that took it or, where that was killed, what it started."""
     try:
         text = (files.read_text(path) or "").strip()
     except Unreadable:

@@ -10,7 +10,7 @@ then can a client find the daemon.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Optional, Sequence
 
@@ -75,7 +75,7 @@ def apply(world: World, name: str, main_pid: Optional[int] = None) -> list[str]:
 
 
 def _let_in(world: World, instance: Instance, running: DaemonEnvironment) -> None:
-    """Open the front door, unless the instance is drained; looked at again behind it, as a drain may begin in between."""
+    """Open the front door, unless the instance is drained; a drain may begin while it is being opened."""
     public = Path(instance.pipe_directory)
     if drains.read(world, instance.name) is None:
         pipe.open_door(public, running.pipe_directory)
@@ -173,28 +173,44 @@ def _uid_of(user: str) -> int:
     return uid
 
 
+@dataclass
+class _Set:
+    """What was set, and the lines for what that changed as far as anybody can tell."""
+
+    anything: bool = False
+    changes: list[str] = field(default_factory=list)
+
+
 def _put_in_force(
     world: World, instance: Instance, daemon: Daemon, devices: Sequence[str], desired: Desired, known: Optional[InForce]
 ) -> list[str]:
-    """Set what differs, in the defaults (for later servers) and in every running server, and read back.
-
-    What is not known to the byte is set again: the getter rounds, and our record does not tell what somebody set by hand
-    since. It is no change where the record and the getter agree.
-    """
-    changes = _set_and_read(daemon, values(desired, None), values(desired, known), "")
+    """Set what differs, in the defaults (for later servers) and in every running server, and read back."""
+    changes = _set_defaults(world, instance, daemon, devices, desired, known)
     servers = control.servers(daemon)
     log = server_log.of_unit(world, instance.unit) if servers else None
     told = []
     for server in servers:
         # A server takes the defaults only when it starts; a command to it reaches clients that connect later.
         said = server_log.limits(log.servers.get(server.pid) if log else None, devices)
-        wanted, on_record = (values(desired, record_, str(server.pid), said) for record_ in (None, known))
-        of_server = _set_and_read(daemon, wanted, on_record, str(server.pid))
-        told += [server.pid] if of_server else []
-        changes += of_server
+        due = values(desired, known, str(server.pid), said)
+        of_server = _set_and_read(daemon, due, str(server.pid), _read(daemon, due))
+        told += [server.pid] if of_server.anything else []
+        changes += of_server.changes
     if told:
         _confirm_by_server_log(world, instance, devices, desired, told)
     return changes
+
+
+def _set_defaults(
+    world: World, instance: Instance, daemon: Daemon, devices: Sequence[str], desired: Desired, known: Optional[InForce]
+) -> list[str]:
+    """The daemon's own log tells a default to the byte; it is read only where the getter's answer is too coarse."""
+    due = values(desired, known)
+    before = _read(daemon, due)
+    if any(not one.exact and list(lines) == [one.reads] for one, lines in zip(due, before)):
+        log = server_log.of_unit(world, instance.unit)
+        due = values(desired, known, said=server_log.defaults(log, devices))
+    return _set_and_read(daemon, due, "", before).changes
 
 
 def _confirm_by_server_log(
@@ -224,25 +240,29 @@ def _confirm_by_server_log(
         world.sleep_s(_SERVER_POLL_S)
 
 
-def _set_and_read(
-    daemon: Daemon, desired: Sequence[DesiredValue], on_record: Sequence[DesiredValue], server: str
-) -> list[str]:
-    """Set and read back; what was changed of what the getters and the record showed.
+def _read(daemon: Daemon, desired: Sequence[DesiredValue]) -> list[list[str]]:
+    return daemon.ask([one.getter for one in desired]) if desired else []
 
-    ``server`` is a server's pid, or empty for the defaults.
+
+def _set_and_read(
+    daemon: Daemon, desired: Sequence[DesiredValue], server: str, before: Sequence[Sequence[str]]
+) -> _Set:
+    """Set what ``before`` does not prove, and read it back. ``server`` is a server's pid, or empty for the defaults.
+
+    Where the getter rounds and no log has the value, our record alone says that it is in force: somebody may have set
+    its neighbour by hand since. It is set again then, and that is no change that could be told.
+
+    :raises NotInForce: if a value does not read back as it was set.
     """
-    if not desired:
-        return []
-    before = daemon.ask([one.getter for one in desired])
     if _gone(server, before):
-        return []
-    due = [(one, lines) for one, lines in zip(desired, before) if not one.in_force(lines)]
+        return _Set()
+    due = [(one, lines) for one, lines in zip(desired, before) if not (one.in_force(lines) and one.exact)]
     if not due:
-        return []
+        return _Set()
     said = daemon.ask([one.setter for one, _ in due])
-    after = daemon.ask([one.getter for one, _ in due])
+    after = _read(daemon, [one for one, _ in due])
     if _gone(server, after):
-        return []
+        return _Set()
     for (one, _), words, lines in zip(due, said, after):
         if list(lines) != [one.reads]:
             answer, reads = (foreign.shown(" / ".join(some)) or "nothing" for some in (words, lines))
@@ -250,12 +270,15 @@ def _set_and_read(
                 f"{one.what}: desired {one.desired}, reads back {reads} after `{one.setter}` (it answered {answer})"
             )
     where = f"server {server}" if server else "default"
-    return [
-        f"{one.what} ({where}): {' / '.join(lines) or 'unset'} -> {one.desired}"
-        for one, lines in zip(on_record, before)
-        if not one.in_force(lines)
-    ]
+    return _Set(
+        anything=True,
+        changes=[
+            f"{one.what} ({where}): {' / '.join(lines) or 'unset'} -> {one.desired}"
+            for one, lines in due
+            if not one.in_force(lines)
+        ],
+    )
 
 
 def _gone(server: str, answers: Sequence[Sequence[str]]) -> bool:
-    return bool(server) and any("not found" in line for lines in answers for line in lines)
+    return bool(server) and any(map(control.no_such_server, answers))

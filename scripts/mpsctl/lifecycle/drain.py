@@ -1,14 +1,14 @@
 """No new client, and a bounded wait for those that are connected: `mpsctl drain`, a stop, and a restart by consent.
 
-The front door is closed first, so whoever is found from then on was connected before. A client that is just being accepted,
-or waits behind another user's, is in no list for a moment: nobody is taken for gone at one look.
+The front door is closed first, so whoever is found from then on was connected before. A client that is just being
+accepted, or waits behind another user's, is in no list for a moment: nobody is taken for gone at one look.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 from mpsctl.adapters import control_daemon as control
 from mpsctl.adapters import pipe, procfs
@@ -19,7 +19,7 @@ from mpsctl.lifecycle.terminate import Ended
 from mpsctl.model import daemon_environment, duration
 from mpsctl.model.errors import NotReady
 from mpsctl.model.instance import Instance
-from mpsctl.observe import clients as proofs
+from mpsctl.observe import clients as observed
 from mpsctl.observe.facts import ClientFacts, GpuFacts
 from mpsctl.store import configuration, drains
 from mpsctl.store.world import World
@@ -27,7 +27,7 @@ from mpsctl.store.world import World
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 """The daemon writes four lines to the journal for each command that it is asked."""
 _LOOKS = 2
-_LAST_LOOK_S = 10
+_LEAST_LOOK_S, _LAST_LOOK_S = 1, 10
 _SHOWN = 4
 
 
@@ -50,50 +50,101 @@ class Drained:
         return not self.left and self.unknown is None
 
     def as_json(self, now_s: float) -> dict[str, Any]:
-        left = [
-            {**asdict(client), "server": server, "age_s": procfs.age_s(client.started_at, now_s)}
-            for server, client in self.left
-        ]
-        ended = [one.as_json() for one in self.ended]
         return {
             "instance": self.instance,
             "since": self.since,
             "drained": self.empty,
-            "left": left,
-            "ended": ended,
+            "left": [{**described(client, now_s), "server": server} for server, client in self.left],
+            "ended": [one.as_json() for one in self.ended],
             "unknown": self.unknown,
         }
 
 
+def described(client: ClientFacts, now_s: float) -> dict[str, Any]:
+    """A client in the way, as JSON has it; its age is in seconds."""
+    return {
+        "pid": client.pid,
+        "uid": client.uid,
+        "user": client.user,
+        "command": client.command,
+        "container": client.container,
+        "age_s": procfs.age_s(client.started_at, now_s),
+    }
+
+
 def drain(
-    world: World, instances: Sequence[Instance], timeout_s: float, end_clients: bool = False, of_this_run: bool = False
+    world: World,
+    instances: Sequence[Instance],
+    timeout_s: float,
+    end_clients: bool = False,
+    of_this_run: bool = False,
+    why: Optional[Mapping[str, str]] = None,
 ) -> list[Drained]:
     """Let no new client into the instances and wait for the connected ones, within one bound for all of them.
 
     With ``end_clients`` those that are left then are ended. ``of_this_run`` marks the instances for as long as this
-    process lives, else they stay closed until ``undrain``. Their daemons stay up.
+    process lives, else they stay closed until ``undrain``. ``why`` is what each is drained for, by its name. Their
+    daemons stay up.
     """
-    shown = world.systemd.show([instance.unit for instance in instances])
-    main_pids = [int(shown.get(instance.unit, {}).get("MainPID") or 0) for instance in instances]
+    reasons = why or {}
+    main_pids = _main_pids(world, instances)
     drained = [Drained(one.name, "", was_open=_open_door(pid)) for one, pid in zip(instances, main_pids)]
     try:
         daemons = []
         for instance, found, main_pid in zip(instances, drained, main_pids):
-            found.since = drains.mark(world, instance.name, of_this_run).since
+            found.since = drains.mark(world, instance.name, of_this_run, reasons.get(instance.name, "")).since
             daemons.append(_close(world, instance, main_pid))
         end_s = world.now_s() + timeout_s
-        for found, daemon in zip(drained, daemons):
+        for found, daemon, main_pid in zip(drained, daemons, main_pids):
             if daemon is not None:
-                _wait(world, found, daemon, end_s)
-        for found, daemon in zip(drained, daemons):
+                _wait(world, found, daemon, end_s, main_pid)
+        for found, daemon, main_pid in zip(drained, daemons, main_pids):
             if end_clients and daemon is not None and found.left:
-                _end(world, found, daemon)
+                _end(world, found, daemon, main_pid)
     except BaseException:
         if of_this_run:
             for found in drained:
                 give_up(world, found)
         raise
     return drained
+
+
+def close_where_empty(world: World, instances: Sequence[Instance]) -> list[Drained]:
+    """Close the front doors of instances that are about to end; where somebody is connected all the same, or that
+    cannot be told, the door is opened again and nobody is waited for."""
+    main_pids = _main_pids(world, instances)
+    drained = [Drained(one.name, "", was_open=_open_door(pid)) for one, pid in zip(instances, main_pids)]
+    try:
+        for instance, found, main_pid in zip(instances, drained, main_pids):
+            daemon = _close(world, instance, main_pid)
+            if daemon is not None:
+                _look_twice(world, found, daemon, main_pid)
+    except BaseException:
+        for found in drained:
+            give_up(world, found)
+        raise
+    for found in drained:
+        if not found.empty:
+            give_up(world, found)
+    return drained
+
+
+def _look_twice(world: World, found: Drained, daemon: Daemon, main_pid: int) -> None:
+    bounded = Bounded(daemon, world.now_s, world.now_s() + _LAST_LOOK_S, main_pid)
+    try:
+        for look in range(_LOOKS):
+            if look:
+                world.sleep_s(_FIRST_PAUSE_S)
+            found.left = connected(bounded)
+            if found.left:
+                return
+    except NotReady as error:  # a daemon that is gone has no clients
+        found.unknown = str(error) if procfs.alive(main_pid) else None
+
+
+def _main_pids(world: World, instances: Sequence[Instance]) -> list[int]:
+    shown = world.systemd.show([instance.unit for instance in instances])
+    return [int(shown.get(instance.unit, {}).get("MainPID") or 0) for instance in instances]
 
 
 def _open_door(main_pid: int) -> Optional[Path]:
@@ -119,35 +170,44 @@ def close_doors(instance: Instance, main_pid: int) -> None:
         pipe.close_door(running.pipe_directory.parent)
 
 
-def _wait(world: World, found: Drained, daemon: Daemon, end_s: float) -> None:
+def _wait(world: World, found: Drained, daemon: Daemon, end_s: float, main_pid: int) -> None:
     def say(text: str) -> None:
         found.progress.append(text)
         world.say(f"{found.instance}: {text}")
 
     try:
-        found.left = wait(world, daemon, end_s, say)
+        found.left = wait(world, daemon, end_s, say, main_pid=main_pid)
     except NotReady as error:
         found.unknown = str(error)
 
 
 def wait(
-    world: World, daemon: Daemon, end_s: float, say: Callable[[str], None], looks: int = _LOOKS
+    world: World,
+    daemon: Daemon,
+    end_s: float,
+    say: Callable[[str], None],
+    looks: int = _LOOKS,
+    main_pid: Optional[int] = None,
 ) -> list[tuple[int, ClientFacts]]:
     """Wait until ``end_s`` for the last client to leave, which ``looks`` in a row must show; who is left then.
 
-    The front door is closed by now. A daemon that is gone has no clients.
+    The front door is closed by now. A daemon that is gone has no clients; one whose process ``main_pid`` lives while
+    nothing listens on its socket may have some, and nobody can count them.
 
-    :raises NotServed: if the daemon did not answer at the last look.
+    :raises NotReady: if the daemon did not answer at the last look.
     """
     pause_s, empty = _FIRST_PAUSE_S, 0
     before: Optional[list[int]] = None
     while True:
         left: list[tuple[int, ClientFacts]] = []
-        unanswered: Optional[NotServed] = None
+        unanswered: Optional[NotReady] = None
         try:
-            left = connected(world, Bounded(daemon, world.now_s, max(end_s, world.now_s() + 1)))
-        except Unreachable:
-            return []
+            look_end_s = max(end_s, world.now_s() + _LEAST_LOOK_S)
+            left = connected(Bounded(daemon, world.now_s, look_end_s, main_pid or 0))
+        except Unreachable as error:
+            if main_pid is None or not procfs.alive(main_pid):
+                return []
+            unanswered = error
         except NotServed as error:
             unanswered = error
         if unanswered is None:
@@ -166,12 +226,12 @@ def wait(
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def connected(world: World, daemon: Daemon) -> list[tuple[int, ClientFacts]]:
+def connected(daemon: Daemon) -> list[tuple[int, ClientFacts]]:
     """The clients of a daemon that answers, each with its server's pid, by /proc alone."""
     return [
         (server.pid, client)
         for server in control.servers(daemon)
-        for client in proofs.look(control.clients(daemon, server.pid), None, (), (), GpuFacts())
+        for client in observed.look(control.clients(daemon, server.pid), None, (), (), GpuFacts())
     ]
 
 
@@ -184,21 +244,19 @@ def told(left: Sequence[tuple[int, ClientFacts]], now_s: float) -> str:
         for _, client in left[:_SHOWN]
     ]
     more = f"; and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
-    return f"{len(left)} client{'s' if len(left) > 1 else ''} left: {'; '.join(who)}{more}"
+    return f"{words.number(len(left), 'client')} left: {'; '.join(who)}{more}"
 
 
-def _end(world: World, found: Drained, daemon: Daemon) -> None:
+def _end(world: World, found: Drained, daemon: Daemon, main_pid: int) -> None:
     found.ended = terminate.end(world, daemon, found.left)
     for one in found.ended:
         said = "; ".join(one.steps) or "nothing was done"
         found.progress.append(f"{words.client(one.client)}: {said}" + (f"; {one.problem}" if one.problem else ""))
         world.say(f"{found.instance}: {found.progress[-1]}")
     try:
-        found.left = connected(world, Bounded(daemon, world.now_s, world.now_s() + _LAST_LOOK_S))
-    except Unreachable:
-        found.left = []
+        found.left = connected(Bounded(daemon, world.now_s, world.now_s() + _LAST_LOOK_S))
     except NotReady as error:
-        found.unknown = str(error)
+        found.left, found.unknown = [], str(error) if procfs.alive(main_pid) else None
 
 
 def undrain(world: World, name: str) -> list[str]:

@@ -71,9 +71,8 @@ def _see_clients_off(world: World, instance: Instance, daemon: Daemon, end_s: fl
         # The daemon answers at once, or is asked no more.
         bounded = Bounded(daemon, world.now_s, world.now_s() + _TAKE_OFF_S)
         for one in terminate.end(world, bounded, left, signals=False):
-            world.say(
-                f"{words.client(one.client)}: {'; '.join(one.steps) or one.problem} ({instance.stop_timeout_s} s are over)"
-            )
+            said = "; ".join(one.steps) or one.problem
+            world.say(f"{words.client(one.client)}: {said} ({instance.stop_timeout_s} s are over)")
     except NotReady as error:
         world.say(f"who is connected cannot be told: {error}")
 

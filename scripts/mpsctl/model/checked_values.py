@@ -28,6 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
 _PATH = re.compile(r"(?:/[A-Za-z0-9_.-]+)+")
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._:=-]*")
 _HOSTS = re.compile(r"[1-9][0-9]{0,4}|(?:100|[1-9][0-9]?)%")
+_MOST_OF_REASON = 200
 _UNSAFE_ROOTS = ("/tmp", "/var/tmp", "/dev/shm", "/root")
 
 
@@ -221,6 +222,17 @@ def check_timeout_s(value: object) -> int:
     if isinstance(value, bool) or not re.fullmatch(r"[1-9][0-9]{0,3}", str(value)) or int(str(value)) > 3600:
         raise BadValue(repr(value), "whole seconds from 1 to 3600", "write for example 90")
     return int(str(value))
+
+
+def check_reason(text: object) -> str:
+    """What a drain is for, in one line of at most 200 characters; nothing at all is a reason as well.
+
+    :raises BadValue: otherwise.
+    """
+    if isinstance(text, str) and len(text) <= _MOST_OF_REASON and (text.isprintable() or not text):
+        return text
+    expected = f"one line of at most {_MOST_OF_REASON} characters"
+    raise BadValue(repr(text)[:_MOST_OF_REASON], expected, "say in a few words why no client is let in")
 
 
 def check_package(value: object) -> object:

@@ -10,16 +10,19 @@ from mpsctl.model import foreign, messages
 OK, WARNING, CRITICAL, UNKNOWN = "ok", "warning", "critical", "unknown"
 """The levels, which are the words for a state in every verb; monitoring plugins have the same four."""
 
-NOTHING, RELOAD, RESTART, START, ENABLE, UNDRAIN, PERSON = (
+NOTHING, RELOAD, RESTART, START, ENABLE, CONVERGE, UNDRAIN, PERSON = (
     "nothing",
     "reload",
     "restart",
     "start",
     "enable",
+    "converge",
     "undrain",
     "a person",
 )
-"""What mends a finding. A converge takes all but the last two by itself."""
+"""What mends a finding. ``CONVERGE`` is a run of site.yml, by a step that is none of the instance's own unit."""
+BY_A_RUN = frozenset({RELOAD, RESTART, START, ENABLE, CONVERGE})
+"""A run of site.yml takes these steps by itself."""
 
 _EXIT_CODES = {OK: 0, WARNING: 1, CRITICAL: 2, UNKNOWN: 3}
 _WORST_FIRST = (CRITICAL, WARNING, UNKNOWN, OK)

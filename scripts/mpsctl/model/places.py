@@ -37,7 +37,7 @@ class Places:
         return self.root / "run/mps-fleet" / instance
 
     @property
-    def turn(self) -> Path:
+    def host_lock(self) -> Path:
         """The lock of whoever changes this host as a whole; no instance has a name that begins with a dot."""
         return self.root / "run/mps-fleet/.turn"
 

@@ -10,7 +10,7 @@ from mpsctl.adapters.daemon_log import DaemonLog
 from mpsctl.model.client_variable import Bypass
 from mpsctl.model.costs import Costs
 from mpsctl.model.daemon_environment import DaemonEnvironment
-from mpsctl.model.errors import BadValue
+from mpsctl.model.errors import BadValue, MpsctlError
 from mpsctl.model.fit import Card
 from mpsctl.model.gpu import Device, Gpu, Load
 from mpsctl.model.instance import Instance
@@ -306,6 +306,8 @@ class InstanceFacts:
     connects_as: str = ""
     server_user_unknown: bool = False
     answer: Answer = field(default_factory=Answer)
+    limits_refused: Optional[MpsctlError] = None
+    """why it is not known which memory limits are desired: a GPU that is gone, or one whose memory is not told"""
     values: list[Value] = field(default_factory=list)
     servers: list[ServerFacts] = field(default_factory=list)
     log: DaemonLog = field(default_factory=DaemonLog)

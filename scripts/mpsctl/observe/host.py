@@ -106,6 +106,7 @@ def look(
     desired: Iterable[Instance] = (),
     isolated: bool = False,
     deep: bool = False,
+    known_gpus: Optional[GpuFacts] = None,
     nvml_timeout_s: float = gpus.TIMEOUT_S,
     proc_timeout_s: float = daemons.TIMEOUT_S,
     instance_timeout_s: float = INSTANCE_TIMEOUT_S,
@@ -115,9 +116,11 @@ def look(
     ``desired`` are instances whose desired state is given, whether or not it is what their files say. With ``isolated``
     each instance is looked at in a process of its own, all at once and each daemon within DAEMON_TIMEOUT_S: what hangs
     on one holds up no other. ``deep`` looks also at what takes long: other managers, and the journal of this boot.
+    ``known_gpus`` are those of a caller who asked NVML already.
     """
     # Processes are begun before any thread is.
-    nvml, mps = gpus.begin(world, nvml_timeout_s), daemons.begin(proc_timeout_s)
+    nvml = gpus.begin(world, nvml_timeout_s) if known_gpus is None else None
+    mps = daemons.begin(proc_timeout_s)
     beside = Call(partial(_look_deep, world), instance_timeout_s, "the look at other managers") if deep else None
     given = {one.name: one for one in desired}
     every, refused = _files(world, names or ())
@@ -127,7 +130,8 @@ def look(
     with suppress(MpsctlError, OSError):
         text = files.read_text(world.places.units / "mps-control@.service") or ""
         found.ours_installed = text.startswith(FINGERPRINT)
-    found.gpus, found.processes = gpus.answer(nvml), daemons.answer(mps, proc_timeout_s)
+    found.gpus = gpus.answer(nvml) if nvml is not None else known_gpus or GpuFacts()
+    found.processes = daemons.answer(mps, proc_timeout_s)
     found.nvidia_on_bus = hardware.nvidia_on_bus() if found.gpus.unread or not found.gpus.gpus else True
     found.simulated, found.is_root = hardware.simulated(), os.geteuid() == 0
     found.now_s, found.wall_s, found.configuration = world.now_s(), world.wall_s(), world.places.configuration

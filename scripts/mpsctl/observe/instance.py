@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
+from typing import Optional, Sequence
 
 from mpsctl.adapters import control_daemon as control
 from mpsctl.adapters import hardware, pipe, procfs
@@ -167,14 +167,13 @@ def _ask(world: World, found: InstanceFacts, desired: Instance, private: Path, a
     try:
         served = found.serves or tuple(device.uuid for device in found.devices)
         gpus = around.gpus
-        memory_mib = [] if gpus.unread else desired_values.memory_of(served, gpus.gpus)
         known = record.read(world, desired.name, found.pid)
         found.in_force_s = None if known is None else world.now_s() - known.since_s
         common = servers.OfDaemon(
             world,
             world.daemon_of(desired.name, private),
             served,
-            desired_values.Desired.of(desired, memory_mib),
+            _desired_values(found, desired, served, gpus),
             known,
             gpus,
             found.pid,
@@ -189,6 +188,19 @@ def _ask(world: World, found: InstanceFacts, desired: Instance, private: Path, a
         found.answer = Answer(facts.UNREACHABLE, str(error))
     except MpsctlError as error:
         found.answer = Answer(facts.REFUSED, str(error))
+
+
+def _desired_values(
+    found: InstanceFacts, desired: Instance, served: Sequence[str], gpus: GpuFacts
+) -> desired_values.Desired:
+    """What is desired of the daemon; without its memory limits where they are not known: who is connected it tells all
+    the same."""
+    try:
+        memory_mib = [] if gpus.unread else desired_values.memory_of(served, gpus.gpus)
+        return desired_values.Desired.of(desired, memory_mib)
+    except MpsctlError as error:
+        found.limits_refused = error
+        return desired_values.Desired.of(desired, [])
 
 
 def _look_at_costs(world: World, found: InstanceFacts, gpus: GpuFacts) -> None:

@@ -78,6 +78,13 @@ class DesiredValue:
         """Its name for people."""
         return self.kind if self.ordinal is None else f"{self.kind} of device {self.ordinal}"
 
+    @property
+    def exact(self) -> bool:
+        """Whether what the getter or the log shows is the value itself; where it is not, our record alone can vouch."""
+        if self.kind != MEMORY_LIMIT or self.desired_bytes is None:
+            return True
+        return self.said_bytes is not None or self.desired_bytes < _ROUNDED_FROM_MIB << 20
+
     def in_force(self, lines: Sequence[str]) -> bool:
         """Whether what the getter printed proves the value."""
         return self.certain and list(lines) == [self.reads]

@@ -55,15 +55,27 @@ def read(world: World, name: str) -> Optional[Drain]:
     return found
 
 
-def mark(world: World, name: str, of_this_run: bool = False) -> Drain:
-    """Mark an instance as drained; a mark that is in force stays as it is."""
+def mark(world: World, name: str, of_this_run: bool = False, why: str = "") -> Drain:
+    """Mark an instance as drained, and by whom; a mark that is in force stays as it is."""
     known = read(world, name)
     if known is not None and (of_this_run or known.run_pid is None):
         return known
     pid = os.getpid() if of_this_run else None
-    made = Drain(time.strftime("%Y-%m-%d %H:%M:%S %Z"), pid, None if pid is None else procfs.started_at(pid))
+    made = Drain(
+        since=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
+        run_pid=pid,
+        run_started_at=None if pid is None else procfs.started_at(pid),
+        by=_login_user(),
+        why=why,
+    )
     files.write(_path(world, name), json.dumps(asdict(made)) + "\n", lasting=False)
     return made
+
+
+def _login_user() -> str:
+    """Who stands behind this process: the user that asked sudo, or the effective one."""
+    uid = os.geteuid()
+    return os.environ.get("SUDO_USER") or procfs.user(uid) or str(uid)
 
 
 def forget(world: World, name: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Generator, Iterator
 
 import pytest
 
+from converging import Fleet
 from fakes import Host, h200
 from judging import UNIT, serve
 from mpsctl.adapters import hardware, procfs
@@ -100,3 +101,9 @@ def mpsctl(host: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     monkeypatch.setattr(hardware, "simulated", lambda: False)
     monkeypatch.delenv("MPSCTL_TRACE", raising=False)
     return Shell(capsys, monkeypatch)
+
+
+@pytest.fixture
+def fleet(host: Host) -> Fleet:
+    """A host as the role converges it, on which nothing was done yet."""
+    return Fleet(host)

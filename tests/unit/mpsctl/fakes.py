@@ -670,9 +670,9 @@ class Host:
     def snapshot(self) -> dict[str, tuple[object, ...]]:
         """Every path under the root with its mode, its time and what it holds."""
         found: dict[str, tuple[object, ...]] = {}
-        turn = self.places.turn  # taken and given back by every run
+        lock = self.places.host_lock  # taken and given back by every run
         for path in sorted(self.places.root.rglob("*")):
-            if path in (turn, turn.parent, turn.parent.parent):
+            if path in (lock, lock.parent, lock.parent.parent):
                 continue
             about = path.lstat()
             content: object = None

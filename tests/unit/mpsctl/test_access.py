@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from fakes import Host
+from judging import judge
 from mpsctl.adapters import pipe, procfs
+from mpsctl.checks.judgement import STATUS
 from mpsctl.lifecycle import apply, prepare
 from mpsctl.model.errors import BadValue
-from mpsctl.observe import status as proofs
+from mpsctl.model.finding import RELOAD, RESTART
 
 GID = 4242
 
@@ -64,17 +66,14 @@ def test_another_choice_is_taken_by_a_reload_and_shown_before(host: Host) -> Non
     host.systemd.unit("mps-control@0.service").enabled = True
     host.processes[daemon.pid].gids = (0, GID)
     host.desired(Group="mps")
-    (before,) = proofs.status_of_all(host.world, ["0"])
-    assert before.reload_needed
-    assert not before.restart_needed
-    assert [
-        line
-        for line in before.findings
-        if line.startswith("who may connect is not in the desired state (the group mps)")
-    ]
+    before = judge(host, "0", verb=STATUS)
+    assert before.mends("0") & {RELOAD, RESTART} == {RELOAD}
+    assert before.check("0", "pipe-directory-access").found.startswith(
+        "who may connect is not in the desired state (the group mps)"
+    )
     assert apply.apply(host.world, "0", daemon.pid) == ["who may connect: the group mps"]
     assert door(host) == (0o710, GID)
-    assert proofs.status_of_all(host.world, ["0"])[0].as_desired
+    assert judge(host, "0", verb=STATUS).facts.instances["0"].restricted_as_desired
     host.desired()
     assert apply.apply(host.world, "0", daemon.pid) == ["who may connect: everyone"]
     assert door(host)[0] == 0o711
@@ -84,10 +83,11 @@ def test_a_daemon_outside_the_group_needs_a_restart_for_its_servers_would_not_pa
     host.desired(Group="mps")
     daemon = host.start()
     host.processes[daemon.pid].gids = (0,)
-    (found,) = proofs.status_of_all(host.world, ["0"])
-    assert found.restart_needed == "the daemon is no member of the group mps, nor are its servers"
+    pending = judge(host, "0", verb=STATUS).check("0", "restart-pending")
+    assert pending.mends == RESTART
+    assert pending.found == "the daemon is no member of the group mps, nor are its servers"
     host.processes[daemon.pid].gids = (0, GID)
-    assert proofs.status_of_all(host.world, ["0"])[0].restart_needed is None
+    assert RESTART not in judge(host, "0", verb=STATUS).mends("0")
 
 
 def test_a_group_that_the_host_lacks_is_refused_before_anything_starts(host: Host) -> None:

@@ -205,6 +205,45 @@ def test_a_second_apply_finds_nothing_to_do(host: Host) -> None:
     assert daemon.setters == []
 
 
+@pytest.mark.parametrize("of_server", [False, True])
+@pytest.mark.parametrize("by_hand", ["5119M", "4100M", "5G"])
+def test_a_limit_that_was_changed_by_hand_is_brought_back_and_told(host: Host, by_hand: str, of_server: bool) -> None:
+    """The getter shows 4G for 4096 as for 5119 MiB, and our record does not know what somebody did since."""
+    host.desired(DeviceMemoryLimit="4G")
+    daemon = host.start()
+    daemon.start_server(9001)
+    scope = "set_device_pinned_mem_limit 9001" if of_server else "set_default_device_pinned_mem_limit"
+    daemon.ask([f"{scope} 0 {by_hand}"])
+    (change,) = reload(host)
+    assert change.startswith(f"memory limit of device 0 ({'server 9001' if of_server else 'default'}): ")
+    assert daemon.limits == daemon.servers[9001].limits == {"0": 4096 * MIB}
+    assert reload(host) == []
+
+
+@pytest.mark.parametrize("unproven", [True, False])
+def test_a_rounded_limit_that_no_log_proves_is_set_again_and_that_is_no_change(host: Host, unproven: bool) -> None:
+    host.desired(DeviceMemoryLimit="4G")
+    daemon = host.start()
+    if unproven:
+        daemon.log.clear()
+        daemon.limits["0"] = 5119 * MIB
+    daemon.commands.clear()
+    assert reload(host) == []
+    assert daemon.setters == (["set_default_device_pinned_mem_limit 0 4096M"] if unproven else [])
+    assert daemon.limits == {"0": 4096 * MIB}
+
+
+def test_a_limit_below_the_rounding_is_known_by_its_getter(host: Host) -> None:
+    host.desired(DeviceMemoryLimit="900M")
+    daemon = host.start()
+    daemon.log.clear()
+    reads = host.systemd.journal_reads
+    daemon.commands.clear()
+    assert reload(host) == []
+    assert daemon.setters == []
+    assert host.systemd.journal_reads == reads
+
+
 def test_a_changed_limit_reaches_the_defaults_and_every_running_server(host: Host) -> None:
     """A server takes the defaults only when it starts."""
     host.desired(DeviceMemoryLimit="4G", ActiveThreadPercentage=50)
@@ -316,7 +355,7 @@ def test_with_nothing_on_record_a_rounded_answer_is_not_believed(host: Host) -> 
     host.desired(DeviceMemoryLimit="1536M")
     daemon = host.start()
     record.forget(host.world, "0")
-    daemon.limits["0"] = 1800 * MIB
+    daemon.ask(["set_default_device_pinned_mem_limit 0 1800M"])
     reload(host)
     assert daemon.limits == {"0": 1536 * MIB}
 
@@ -326,7 +365,7 @@ def test_a_record_of_another_process_is_not_believed(host: Host) -> None:
     host.desired(DeviceMemoryLimit="1536M")
     daemon = host.start()
     host.processes[daemon.pid].started_at += 1
-    daemon.limits["0"] = 1800 * MIB
+    daemon.ask(["set_default_device_pinned_mem_limit 0 1800M"])
     reload(host)
     assert daemon.limits == {"0": 1536 * MIB}
 

@@ -10,7 +10,8 @@ import pytest
 from fakes import Host
 from mpsctl.adapters import hardware
 from mpsctl.converge import reconcile
-from mpsctl.converge.reconcile import Answer, File, Request
+from mpsctl.converge.answer import Answer
+from mpsctl.converge.request import File, Request
 
 MIB = 1 << 20
 

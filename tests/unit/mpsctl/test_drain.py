@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Callable, Optional
 
 import pytest
-from mpsctl.observe.status import Status
 
 from fakes import FakeDaemon, Host
+from judging import amiss, judge
 from mpsctl.adapters import pipe, procfs
+from mpsctl.checks.judgement import STATUS
+from mpsctl.checks.report import Report
 from mpsctl.lifecycle import apply, drain, health, terminate
 from mpsctl.lifecycle.drain import Drained
 from mpsctl.model.checked_values import DRAIN_TIMEOUT_S
-from mpsctl.observe import status
+from mpsctl.model.finding import RELOAD, UNDRAIN, WARNING, Check
 from mpsctl.store import configuration, drains
 
 SERVER = 9001
@@ -44,9 +46,12 @@ def drained(host: Host, end_clients: bool = False, of_this_run: bool = False) ->
     return found
 
 
-def look(host: Host) -> Status:
-    (found,) = status.status_of_all(host.world, ["0"])
-    return found
+def look(host: Host) -> Report:
+    return judge(host, "0", verb=STATUS)
+
+
+def told(host: Host) -> Check:
+    return look(host).check("0", "drain")
 
 
 def test_an_instance_without_clients_is_drained_at_once_and_its_daemon_stays(host: Host, daemon: FakeDaemon) -> None:
@@ -252,18 +257,15 @@ def test_undrain_of_one_that_is_not_drained_changes_nothing(host: Host) -> None:
 @pytest.mark.usefixtures("daemon")
 def test_status_says_since_when_and_names_no_other_fault(host: Host) -> None:
     since = drained(host).since
-    found = look(host)
-    assert found.findings == [
-        f"drained since {since}: no new client is let in before `mpsctl undrain 0`",
-    ]
-    assert found.drained == found.findings[0]
-    assert (found.own_findings, found.as_desired, found.reload_needed) == ([], False, False)
+    assert amiss(look(host)) == {"drain": WARNING}
+    assert told(host).mends == UNDRAIN
+    assert f"drained since {since}" in told(host).found
 
 
 def test_a_drained_instance_still_gets_new_limits(host: Host, daemon: FakeDaemon) -> None:
     drained(host)
     host.desired(DeviceMemoryLimit="6G", ComputeMode="exclusive_process")
-    assert look(host).reload_needed
+    assert RELOAD in look(host).mends("0")
     reload(host)
     assert daemon.limits["0"] == 6 << 30
     assert not host.door_is_open()
@@ -272,15 +274,16 @@ def test_a_drained_instance_still_gets_new_limits(host: Host, daemon: FakeDaemon
 def test_a_drained_instance_whose_door_was_opened_by_hand_is_closed_again(host: Host, daemon: FakeDaemon) -> None:
     drained(host)
     pipe.open_door(host.pipe_root / "0", next(path for path, one in host.daemons.items() if one is daemon))
-    assert look(host).reload_needed
+    assert RELOAD in look(host).mends("0")
     reload(host)
     assert not host.door_is_open()
 
 
 @pytest.mark.usefixtures("daemon")
-def test_a_drain_is_no_alarm(host: Host) -> None:
+def test_a_drain_is_no_alarm_and_no_secret(host: Host) -> None:
     drained(host)
-    assert [one.well for one in health.health(host.world)] == [True]
+    found = health.health(host.world).report
+    assert (found.word("0"), found.exit_code) == (WARNING, 0)
 
 
 @pytest.mark.usefixtures("daemon")
@@ -290,7 +293,7 @@ def test_a_mark_that_cannot_be_read_keeps_the_door_closed(host: Host, text: str)
     (host.places.runtime("0") / "drained.json").write_text(text)
     reload(host)
     assert not host.door_is_open()
-    assert "drained since an unknown time" in look(host).findings[0]
+    assert "drained since an unknown time" in told(host).found
 
 
 # -- the mark of a run
@@ -306,9 +309,9 @@ def test_the_mark_of_a_run_holds_while_it_lives_and_is_void_after(host: Host) ->
     drained(host, of_this_run=True)
     reload(host)
     assert not host.door_is_open()
-    assert f"while pid {os.getpid()} waits" in look(host).findings[0]
+    assert told(host).facts["run_pid"] == os.getpid()
     host.kill(os.getpid())
-    assert look(host).reload_needed
+    assert RELOAD in look(host).mends("0")
     reload(host)
     assert host.door_is_open()
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from fakes import H200_MIB, Host, h200, split_by_mig
 from mpsctl.converge import reconcile
-from mpsctl.converge.reconcile import Request
+from mpsctl.converge.answer import Answer
+from mpsctl.converge.request import Request
 from mpsctl.model import costs, fit
 from mpsctl.model.costs import Costs, Measurement
 from mpsctl.model.errors import BadValue, NotReady
@@ -388,7 +389,7 @@ def test_a_broken_file_of_figures_counts_as_none(host: Host, text: str) -> None:
 # -- reconcile refuses before anything is changed
 
 
-def answer(host: Host, check: bool = False, **values: object) -> reconcile.Answer:
+def answer(host: Host, check: bool = False, **values: object) -> Answer:
     request = Request((), (("0", host.conf("0", values)),))
     return reconcile.reconcile(host.world, request, check)
 

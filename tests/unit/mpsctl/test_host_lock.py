@@ -14,8 +14,9 @@ import pytest
 from fakes import Host
 from mpsctl.adapters import locks
 from mpsctl.adapters.systemd import Systemctl
-from mpsctl.converge import host_lock, reconcile, remove
-from mpsctl.converge.reconcile import Answer, Request
+from mpsctl.converge import host_lock, reconcile, removal
+from mpsctl.converge.answer import Answer
+from mpsctl.converge.request import Request
 from mpsctl.lifecycle import health
 
 NOW_S = 0.0
@@ -24,12 +25,12 @@ NOW_S = 0.0
 
 def converge(host: Host, check: bool) -> Answer:
     desired = [{"name": "0", "conf": host.conf(DeviceMemoryLimit="4G", ComputeMode="exclusive_process")}]
-    request = Request.from_json({"format": 1, "files": [], "instances": desired})
+    request = Request.from_json({"format": 2, "files": [], "instances": desired})
     return reconcile.reconcile(host.world, request, check)
 
 
 def take_away(host: Host, check: bool) -> Answer:
-    return remove.remove(host.world, check)
+    return removal.remove(host.world, check)
 
 
 RUNS = [converge, take_away]
@@ -37,7 +38,7 @@ Run = Callable[[Host, bool], Answer]
 
 
 def take(host: Host) -> int:
-    return locks.take(host.places.turn, NOW_S)
+    return locks.take(host.places.host_lock, NOW_S)
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_a_look_shows_the_host_as_the_other_run_left_it(deployed: Host, run: Run
 
 @pytest.mark.parametrize("run", RUNS)
 def test_looks_do_not_wait_for_each_other(deployed: Host, run: Run) -> None:
-    with deployed.places.turn.open("w") as looking:
+    with deployed.places.host_lock.open("w") as looking:
         fcntl.flock(looking, fcntl.LOCK_SH)
         assert run(deployed, True).error is None
     assert deployed.clock.slept_s == []
@@ -99,7 +100,7 @@ def test_looks_do_not_wait_for_each_other(deployed: Host, run: Run) -> None:
 @pytest.mark.parametrize("run", RUNS)
 def test_a_look_leaves_no_trace(host: Host, run: Run) -> None:
     run(host, True)
-    assert not host.places.turn.parent.exists()
+    assert not host.places.host_lock.parent.exists()
 
 
 def test_the_commands_of_the_units_never_wait(deployed: Host) -> None:
@@ -107,25 +108,25 @@ def test_the_commands_of_the_units_never_wait(deployed: Host) -> None:
     deployed.stop()
     deployed.start()
     deployed.restart()
-    assert health.health(deployed.world)[0].well
+    assert health.health(deployed.world).report.word("0") == "ok"
     os.close(lock)
 
 
 @pytest.mark.parametrize("run", RUNS)
 def test_no_lock_stays(host: Host, run: Run) -> None:
     run(host, False)
-    assert not host.places.turn.exists()
+    assert not host.places.host_lock.exists()
     os.close(take(host))
 
 
 def test_a_bare_host_stays_bare(host: Host) -> None:
     assert not take_away(host, False).changed
-    assert not host.places.turn.parent.exists()
+    assert not host.places.host_lock.parent.exists()
 
 
 def test_only_root_can_have_it(host: Host) -> None:
     lock = take(host)
-    assert host.places.turn.stat().st_mode & 0o777 == 0o600
+    assert host.places.host_lock.stat().st_mode & 0o777 == 0o600
     os.close(lock)
 
 
@@ -212,5 +213,5 @@ def test_a_systemctl_that_acts_has_the_turn_as_well(
             assert Systemctl().act("start", ["mps-control@0.service"]) is None
         else:
             Systemctl().job("mps-control@0.service")
-        has_it = str(host.places.turn) in (tmp_path / "open").read_text().splitlines()
+        has_it = str(host.places.host_lock) in (tmp_path / "open").read_text().splitlines()
     assert has_it == expected

@@ -1,4 +1,4 @@
-"""Runs that are interrupted at any step: nothing is half-written, nothing goes unnoticed, the next run makes it whole."""
+"""Runs that are interrupted at any step: nothing is half-written or goes unnoticed, the next run makes it whole."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from typing import Any, Callable, Optional, Sequence
 import pytest
 
 from fakes import Host
+from judging import amiss, judge
 from mpsctl.adapters import files, locks, procfs
-from mpsctl.converge import reconcile, remove
-from mpsctl.converge.reconcile import FINGERPRINT, Answer, Request
+from mpsctl.checks.judgement import STATUS
+from mpsctl.converge import reconcile, removal
+from mpsctl.converge.answer import Answer
+from mpsctl.converge.request import Request
+from mpsctl.model.finding import CRITICAL
 from mpsctl.model.gpu import DEFAULT, EXCLUSIVE_PROCESS
-from mpsctl.observe import status
-from mpsctl.store import configuration, record, saved_compute_modes
+from mpsctl.model.places import FINGERPRINT
+from mpsctl.store import record, saved_compute_modes
 
 DEAD_PID = 1 << 22
 """Above every process id that Linux gives."""
@@ -39,7 +43,7 @@ def desired(host: Host, confs: dict[str, str], unit: str = "") -> Request:
     path = host.places.units / "mps-control@.service"
     return Request.from_json(
         {
-            "format": 1,
+            "format": 2,
             "files": [{"path": str(path), "content": unit_text(unit), "mode": "0644"}],
             "instances": [{"name": name, "conf": text} for name, text in confs.items()],
         }
@@ -71,7 +75,7 @@ def cut(monkeypatch: pytest.MonkeyPatch, host: Host, steps: int) -> None:
     def counted(really: Callable[..., Any]) -> Callable[..., Any]:
         def step(*arguments: Any, **more: Any) -> Any:
             # The lock goes with this process either way, and what systemd does is not killed with it.
-            if arguments[0] == host.places.turn or in_systemd:
+            if arguments[0] == host.places.host_lock or in_systemd:
                 return really(*arguments, **more)
             if left[0] == 0:
                 raise Killed
@@ -94,11 +98,12 @@ def unnoticed(host: Host) -> list[int]:
     """GPUs that nobody can use, of which `mpsctl status` does not say so."""
     serving = {uuid for pid in host.processes for uuid in _devices(host, pid)}
     stuck = [gpu for gpu in host.nvml.all if gpu.compute_mode == EXCLUSIVE_PROCESS and gpu.uuid not in serving]
-    found = status.status_of_all(host.world, configuration.names(host.world))
-    said = [line for one in found for line in one.findings] + status.left_behind(host.world, found)
-    lines = [line for line in said if "nobody can use it" in line]
-    told = {gpu["uuid"] for one in found for gpu in one.gpus if set(one.findings) & set(lines)}
-    return [gpu.index for gpu in stuck if gpu.uuid not in told and not any(str(gpu) in line for line in lines)]
+    found = judge(host, verb=STATUS)
+    told = set(found.check(None, "modes-without-daemon").facts.get("gpus", ()))  # type: ignore[call-overload]
+    for name, one in found.facts.instances.items():
+        if found.check(name, "compute-mode").level == CRITICAL:
+            told |= {device.uuid for device in one.devices}
+    return [gpu.index for gpu in stuck if gpu.uuid not in told]
 
 
 def _devices(host: Host, pid: int) -> Sequence[str]:
@@ -119,7 +124,7 @@ def test_a_run_that_is_interrupted_before_any_of_its_steps_is_made_whole_by_the_
                 run(host, DESIRED[desired](host))
                 partial_files = False
         assert unnoticed(host) == [], steps
-        os.close(locks.take(host.places.turn, 0))
+        os.close(locks.take(host.places.host_lock, 0))
         assert run(host, DESIRED[desired](host)).error is None, steps
         _assert_as(host, desired)
         assert not run(host, DESIRED[desired](host), check=True).changed, steps
@@ -136,9 +141,7 @@ def _assert_as(host: Host, desired: str) -> None:
         assert not (host.places.root / "run/mps-fleet").exists()
         assert not host.places.program.exists()
         return
-    found = status.status_of_all(host.world, configuration.names(host.world))
-    assert [line for one in found for line in one.findings] == []
-    assert status.left_behind(host.world, found) == []
+    assert amiss(judge(host, verb=STATUS)) == {"health-timer": "warning"}
 
 
 def test_a_gpu_that_no_instance_has_any_more_is_told_and_its_mode_brought_back(host: Host) -> None:
@@ -148,10 +151,10 @@ def test_a_gpu_that_no_instance_has_any_more_is_told_and_its_mode_brought_back(h
     # As a run leaves it that is interrupted between the restart and the GPU that was freed by it.
     saved_compute_modes.record(host.world, host.nvml.gpu(0))
     host.nvml.set_compute_mode(host.nvml.gpu(0), EXCLUSIVE_PROCESS)
-    (line,) = status.left_behind(host.world, status.status_of_all(host.world, ["0", "1"]))
-    assert str(host.nvml.gpu(0)) in line
+    assert judge(host, verb=STATUS).check(None, "modes-without-daemon").facts["gpus"] == [host.nvml.gpu(0).uuid]
     told = run(host, request, check=True)
-    assert [action for action in told.actions if "compute mode" in action] == told.actions
+    assert [step["kind"] for step in told.steps] == ["restore-compute-mode"]
+    assert told.warnings == [], "what the run mends is nothing for people"
     assert run(host, request).error is None
     assert host.nvml.gpu(0).compute_mode == DEFAULT
 
@@ -305,7 +308,7 @@ def test_a_removal_finds_what_alone_is_left(host: Host) -> None:
     left = host.places.conf("0").with_name(f".0.conf.{DEAD_PID}.new")
     left.parent.mkdir(parents=True)
     left.write_text("half")
-    assert remove.remove(host.world, check=False).error is None
+    assert removal.remove(host.world, check=False).error is None
     assert not left.parent.exists()
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from fakes import Host, h200, split_by_mig
 from mpsctl.converge import reconcile
+from mpsctl.converge.request import Request
 from mpsctl.model import quantity
 from mpsctl.model.errors import BadValue
 from mpsctl.model.gpu import Device
@@ -54,7 +55,7 @@ def test_a_percentage_is_refused_with_what_to_write(mpsctl: Shell, untold: Host)
     assert "<integer>M or <integer>G" in mpsctl.err
     assert "DeviceMemoryLimit" in mpsctl.err or "20%" in mpsctl.err
     text = untold.conf("0", {"DeviceMemoryLimit": "20%"})
-    answer = reconcile.reconcile(untold.world, reconcile.Request((), (("0", text),)), True)
+    answer = reconcile.reconcile(untold.world, Request((), (("0", text),)), True)
     assert answer.refused is not None
     assert answer.refused.startswith("mps_device_memory_limit: ")
     assert "NVML does not tell" in answer.refused

@@ -15,6 +15,7 @@ from fakes import Host, uuid
 from mpsctl.adapters import files, hardware, locks, systemd
 from mpsctl.cli import main as command_line
 from mpsctl.converge import reconcile
+from mpsctl.converge.request import Request
 from mpsctl.lifecycle import drain as lifecycle
 from mpsctl.model.errors import BadValue, NoRight, NotAFile, TooLarge, Unreadable
 from mpsctl.store import configuration, drains, limit_bypasses, measured, record, saved_compute_modes, unresponsive
@@ -285,7 +286,7 @@ def test_reconcile_names_what_is_in_its_way(
     plant(path)
     text = live.conf("1", {"GPUs": "1"})
     wanted = {"0": live.places.conf("0").read_text(), **({"1": text} if desired else {})}
-    request = reconcile.Request((), tuple(wanted.items()))
+    request = Request((), tuple(wanted.items()))
     answer = reconcile.reconcile(live.world, request, check)
     if desired and plant in NO_FILES:
         assert answer.error is not None

@@ -25,7 +25,7 @@ def left(host: Host, place: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("place", "path"),
     [
-        (Places().turn, "/run/mps-fleet/.turn"),
+        (Places().host_lock, "/run/mps-fleet/.turn"),
         (Places().runtime("0"), "/run/mps-fleet/0"),
         (Places().state, "/var/lib/mps-fleet"),
         (Places().cache, "/var/cache/mps-fleet"),

@@ -9,9 +9,11 @@ import pytest
 
 from fakes import Host, h200
 from mpsctl.adapters import hardware
-from mpsctl.converge import reconcile, remove
-from mpsctl.converge.reconcile import FINGERPRINT, Answer
+from mpsctl.converge import reconcile, removal
+from mpsctl.converge.answer import Answer
+from mpsctl.converge.request import Request
 from mpsctl.model.gpu import DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED
+from mpsctl.model.places import FINGERPRINT
 
 UNITS = ("mps-control@.service", "mps-health.service", "mps-health.timer")
 
@@ -35,7 +37,7 @@ def installed(host: Host) -> Host:
 
 
 def run(host: Host, check: bool = False) -> Answer:
-    return remove.remove(host.world, check)
+    return removal.remove(host.world, check)
 
 
 def left(host: Host) -> list[str]:
@@ -67,9 +69,14 @@ def test_check_says_all_of_it_and_changes_nothing(installed: Host) -> None:
     assert answer.changed
     assert installed.snapshot() == before
     assert installed.systemd.acts == []
-    assert answer.actions[:2] == [f"stop and remove mps-control@{name}.service" for name in ("0", "1")]
-    done = [line for line in run(installed).actions if not line.startswith("bring back")]
-    assert [line for line in answer.actions if not line.startswith("bring back")] == done
+    assert [step["kind"] for step in answer.steps[:4]] == [
+        "stop-helpers",
+        "stop-and-remove",
+        "stop-and-remove",
+        "restore-compute-mode",
+    ]
+    done = run(installed)
+    assert (answer.actions, answer.diff) == (done.actions, done.diff)
     assert [entry["after_header"] for entry in answer.diff if "(absent)" in entry["after_header"]] == [
         f"{path} (absent)"
         for path in [
@@ -84,7 +91,7 @@ def test_an_instance_with_clients_stays_and_so_does_what_it_needs(installed: Hos
     installed.running("1").start_server(9001, [client])
     answer = run(installed)
     assert answer.error is not None
-    assert "1 (1 clients)" in answer.error
+    assert "1 (1 client left: client 4242 (python3 serve.py" in answer.error
     assert [(entry["instance"], entry["clients"][0]["pid"]) for entry in answer.pending] == [("1", client)]
     assert client in installed.processes
     assert not installed.places.conf("0").exists()
@@ -186,7 +193,7 @@ def test_a_timers_link_alone_is_found(host: Host) -> None:
     link = host.places.units / "timers.target.wants" / "mps-health.timer"
     link.parent.mkdir(parents=True)
     link.symlink_to("../mps-health.timer")
-    assert run(host, check=True).actions == [f"remove {link}"]
+    assert [step["kind"] for step in run(host, check=True).steps] == ["remove-partial-file", "reload-systemd"]
     assert run(host).error is None
     assert not link.is_symlink()
 
@@ -214,7 +221,7 @@ def test_what_does_not_go_is_an_error(installed: Host) -> None:
 
 
 def test_a_request_to_remove_goes_the_way_of_every_request(installed: Host) -> None:
-    request = reconcile.Request.from_json({"format": 1, "files": [], "instances": [], "remove": True})
+    request = Request.from_json({"format": 2, "files": [], "instances": [], "remove": True})
     assert reconcile.reconcile(installed.world, request, check=False).changed
     assert left(installed) == []
 

@@ -13,10 +13,9 @@ import pytest
 
 from fakes import FakeDaemon, Host
 from mpsctl.adapters import procfs
-from mpsctl.lifecycle import terminate
+from mpsctl.lifecycle import drain, terminate
 from mpsctl.lifecycle.terminate import Ended
-from mpsctl.observe import leftovers
-from mpsctl.observe.leftovers import Connected
+from mpsctl.observe.facts import ClientFacts
 
 SERVER = 9001
 TERM, KILL = signal.SIGTERM, signal.SIGKILL
@@ -37,12 +36,13 @@ def join(host: Host, daemon: FakeDaemon, pid: int = 0) -> int:
     return pid
 
 
-def connected(host: Host) -> list[Connected]:
-    return leftovers.look(host.world, ["0"]).connected["0"]
+def connected(daemon: FakeDaemon) -> list[tuple[int, ClientFacts]]:
+    """The clients, each with its server's pid."""
+    return drain.connected(daemon)
 
 
 def end(host: Host, daemon: FakeDaemon, *pids: int, signals: bool = True) -> list[Ended]:
-    clients = [(one.server, one.client) for one in connected(host) if one.client.pid in pids]
+    clients = [(server, client) for server, client in connected(daemon) if client.pid in pids]
     return terminate.end(host.world, daemon, clients, signals)
 
 
@@ -80,10 +80,10 @@ def test_a_process_that_ignores_the_first_signal_gets_the_second(host: Host, dae
 
 def test_a_process_that_nothing_ends_is_reported_in_bounded_time(host: Host, daemon: FakeDaemon) -> None:
     pid = join(host, daemon)
-    rows = connected(host)
+    rows = connected(daemon)
     host.processes[pid].state = "D"
     begun_s = host.clock.now_s
-    (ended,) = terminate.end(host.world, daemon, [(SERVER, rows[0].client)])
+    (ended,) = terminate.end(host.world, daemon, [(SERVER, rows[0][1])])
     assert host.clock.now_s - begun_s <= terminate.BOUND_S
     assert (ended.taken_off, ended.gone) == (True, False)
     assert ended.problem == "its process does not end (state D); it waits in the kernel, see dmesg"
@@ -101,7 +101,7 @@ def test_what_the_daemon_does_not_take_off_gets_no_signal(host: Host, daemon: Fa
 
 def test_a_daemon_that_does_not_answer_is_asked_once_for_all(host: Host, daemon: FakeDaemon) -> None:
     pids = [join(host, daemon) for _ in range(3)]
-    clients = [(one.server, one.client) for one in connected(host)]
+    clients = connected(daemon)
     asked: list[str] = []
     daemon.before_command = asked.append
     daemon.not_served = True
@@ -115,7 +115,7 @@ def test_a_daemon_that_does_not_answer_is_asked_once_for_all(host: Host, daemon:
 def test_a_client_that_left_meanwhile_is_not_looked_for(host: Host, daemon: FakeDaemon, again: bool) -> None:
     """Also where its process id is another process's by now, client or not."""
     pid = join(host, daemon)
-    clients = [(one.server, one.client) for one in connected(host)]
+    clients = connected(daemon)
     host.end(pid)
     host.clock.pass_by(10)
     if again:

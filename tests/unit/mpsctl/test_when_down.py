@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from fakes import Host, h200, split_by_mig, uuid
+from judging import judge
+from mpsctl.checks.judgement import STATUS
 from mpsctl.converge import reconcile
+from mpsctl.converge.request import Request
 from mpsctl.lifecycle import apply, prepare, stop
 from mpsctl.model.errors import BadValue, NotReady
-from mpsctl.observe import status
+from mpsctl.model.finding import CRITICAL, RELOAD, RESTART
 
 MIB = 1 << 20
 PROHIBITED = {"ComputeMode": "exclusive_process", "WhenDown": "prohibited", "ServerUser": "1000"}
@@ -112,11 +115,10 @@ def test_status_misses_the_server_and_a_reload_brings_it_back(host: Host) -> Non
     daemon = host.start()
     host.systemd.unit("mps-control@0.service").enabled = True
     daemon.servers.clear()
-    (found,) = status.status_of_all(host.world, ["0"])
-    assert found.reload_needed
-    assert any("no server of user 1000" in finding for finding in found.findings)
+    missed = judge(host, "0", verb=STATUS).check("0", "server-state")
+    assert (missed.level, missed.mends) == (CRITICAL, RELOAD)
     apply.apply(host.world, "0", daemon.pid)
-    assert status.status_of_all(host.world, ["0"])[0].as_desired
+    assert judge(host, "0", verb=STATUS).check("0", "server-state").level == "ok"
 
 
 # -- prohibited
@@ -150,8 +152,7 @@ def test_a_real_stop_leaves_the_gpu_closed(host: Host) -> None:
     host.start()
     host.stop()
     assert mode(host) == "prohibited"
-    (found,) = status.status_of_all(host.world, ["0"])
-    assert not any("nobody can use it" in finding for finding in found.findings), "that is what is desired"
+    assert judge(host, "0", verb=STATUS).check("0", "compute-mode").level == "ok", "that is what is desired"
 
 
 def test_a_start_whose_server_fails_closes_the_gpu_again(host: Host) -> None:
@@ -169,7 +170,7 @@ def test_the_mode_from_before_is_known_and_comes_back_when_the_instance_is_remov
     host.desired(**PROHIBITED)
     host.start()
     host.systemd.unit("mps-control@0.service").enabled = True
-    answer = reconcile.reconcile(host.world, reconcile.Request((), ()), check=False)
+    answer = reconcile.reconcile(host.world, Request((), ()), check=False)
     assert answer.error is None
     assert mode(host) == "default"
     assert not host.places.conf("0").exists()
@@ -228,9 +229,7 @@ def test_a_daemon_that_cannot_serve_several_users_is_not_started_that_way(
     with pytest.raises(BadValue) as refused:
         prepare.prepare(host.world, "0")
     assert refused.value.variable == "mps_multi_user"
-    answer = reconcile.reconcile(
-        host.world, reconcile.Request((), (("0", host.conf("0", {"MultiUser": "yes"})),)), True
-    )
+    answer = reconcile.reconcile(host.world, Request((), (("0", host.conf("0", {"MultiUser": "yes"})),)), True)
     assert answer.refused is not None
     assert answer.refused.startswith("mps_multi_user: ")
 
@@ -254,7 +253,6 @@ def test_a_changed_number_of_users_needs_a_restart(host: Host) -> None:
     host.desired()
     host.start()
     host.desired(MultiUser="yes")
-    (found,) = status.status_of_all(host.world, ["0"])
-    assert found.restart_needed is not None
+    assert RESTART in judge(host, "0", verb=STATUS).mends("0")
     host.restart()
-    assert status.status_of_all(host.world, ["0"])[0].restart_needed is None
+    assert RESTART not in judge(host, "0", verb=STATUS).mends("0")

@@ -1,0 +1,215 @@
+"""Steps that write and remove files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Mapping, Optional, Sequence
+
+from mpsctl.adapters import files
+from mpsctl.converge.answer import Difference, state
+from mpsctl.converge.request import File
+from mpsctl.converge.step import Context, Step
+from mpsctl.model.errors import TooLarge
+from mpsctl.store.world import World
+
+_MOST_PROGRAM_BYTES = 64 << 20
+"""Far above the size of any build of this program."""
+
+
+@dataclass(eq=False)
+class InstallProgram(Step):
+    """Put this program in its place on the host. ``program`` is the file that it runs from."""
+
+    kind = "install-program"
+    program: Path
+    place: Path
+
+    @classmethod
+    def where_it_differs(cls, world: World, program: Optional[Path]) -> list[Step]:
+        """The step, where the host has no program or another; ``program`` None: it runs from its sources."""
+        place = world.places.program
+        return [cls(program, place)] if program is not None and _digest(program) != _digest(place) else []
+
+    @property
+    def text(self) -> str:
+        return f"install {self.place}"
+
+    def differences(self) -> list[Difference]:
+        before, after = _digest(self.place), _digest(self.program)
+        return [Difference(str(self.place), before, after)]
+
+    @classmethod
+    def act(cls, steps: Sequence[InstallProgram], _: Context) -> None:
+        for step in steps:
+            files.write(step.place, files.read_bytes(step.program, _MOST_PROGRAM_BYTES) or b"", 0o755)
+
+
+def _digest(path: Path) -> Optional[str]:
+    """:raises NotAFile: if there is something else: what is not ours is not replaced."""
+    try:
+        content = files.read_bytes(path, _MOST_PROGRAM_BYTES)
+    except TooLarge as error:
+        return f"larger than {error.most_bytes} bytes\n"
+    return None if content is None else f"sha256 {hashlib.sha256(content).hexdigest()}\n"
+
+
+@dataclass(eq=False)
+class WriteFile(Step):
+    """Write a file whole. ``beyond_limits`` is what of an instance's file is more than a limit, empty where nothing is:
+    limits alone are brought about by a live reload."""
+
+    kind = "write-file"
+    file: File
+    instance: Optional[str] = None
+    live: bool = False
+    beyond_limits: str = ""
+    blocked: Optional[str] = None
+
+    @property
+    def text(self) -> str:
+        return f"write {self.file.path}"
+
+    @property
+    def more_than_live(self) -> str:
+        return self.beyond_limits or self.text
+
+    def differences(self) -> list[Difference]:
+        what, before = str(self.file.path), text_of(self.file.path)
+        if before == self.file.content:
+            mode = self.file.path.stat().st_mode & 0o7777
+            return [state(what, f"mode {mode:04o}", f"mode {self.file.mode:04o}")]
+        return [Difference(what, before, self.file.content)]
+
+    @classmethod
+    def act(cls, steps: Sequence[WriteFile], _: Context) -> None:
+        for step in steps:
+            files.write(step.file.path, step.file.content, step.file.mode)
+
+
+def differs(file: File) -> bool:
+    """Whether a file of the host is another than what is desired."""
+    try:
+        mode = file.path.stat().st_mode & 0o7777
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    return mode != file.mode or text_of(file.path) != file.content
+
+
+def text_of(path: Path) -> Optional[str]:
+    """The text of a file that is about to be written or removed, as far as a diff can show it.
+
+    :raises NotAFile: if it is none: what is not ours is not replaced.
+    """
+    try:
+        return files.read_text(path)
+    except TooLarge as error:
+        return f"(larger than {error.most_bytes} bytes)\n"
+
+
+def masked(path: Path) -> bool:
+    """Whether somebody masked the unit of this file: a link to nowhere stands in its place (systemd 249 to 257)."""
+    return path.is_symlink() and os.readlink(path) == os.devnull
+
+
+@dataclass(eq=False)
+class RemoveFile(Step):
+    """Remove a file of ours."""
+
+    kind = "remove-file"
+    path: Path
+    needs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return f"remove {self.path}"
+
+    def differences(self) -> list[Difference]:
+        return [Difference(str(self.path), text_of(self.path) or "", None)]
+
+    @classmethod
+    def act(cls, steps: Sequence[RemoveFile], _: Context) -> None:
+        for step in steps:
+            step.path.unlink(missing_ok=True)
+
+
+@dataclass(eq=False)
+class RemovePartialFile(Step):
+    """Remove what an interrupted run left beside a file of ours."""
+
+    kind = "remove-partial-file"
+    live = True
+    path: Path
+    needs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return f"remove {self.path}: a run was interrupted"
+
+    def differences(self) -> list[Difference]:
+        return [state(str(self.path), "present", "absent")]
+
+    @classmethod
+    def act(cls, steps: Sequence[RemovePartialFile], context: Context) -> None:
+        for step in steps:
+            step.path.unlink(missing_ok=True)
+            if step.path.parent == context.world.places.configuration:
+                remove_empty(step.path.parent)
+
+
+@dataclass(eq=False)
+class RemoveDirectory(Step):
+    """Remove a directory of ours with all that is in it, but for ``keeps``, which its user removes."""
+
+    kind = "remove-directory"
+    path: Path
+    needs: Mapping[str, str] = field(default_factory=dict)
+    keeps: Optional[Path] = None
+
+    @property
+    def text(self) -> str:
+        return f"remove {self.path}"
+
+    def differences(self) -> list[Difference]:
+        return [state(str(self.path), "present", "absent")]
+
+    @classmethod
+    def act(cls, steps: Sequence[RemoveDirectory], _: Context) -> None:
+        for step in steps:
+            if step.keeps is None:
+                shutil.rmtree(step.path, ignore_errors=True)
+                continue
+            for path in step.path.iterdir() if step.path.is_dir() else ():
+                if path != step.keeps:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@dataclass(eq=False)
+class RemoveProgram(Step):
+    """Remove this program."""
+
+    kind = "remove-program"
+    path: Path
+    needs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return f"remove {self.path}"
+
+    def differences(self) -> list[Difference]:
+        return [state(str(self.path), "present", "absent")]
+
+    @classmethod
+    def act(cls, steps: Sequence[RemoveProgram], _: Context) -> None:
+        for step in steps:
+            step.path.unlink(missing_ok=True)
+
+
+def remove_empty(directory: Path) -> None:
+    """Remove a directory that nothing is in."""
+    with suppress(OSError):  # somebody else's files are in it, or it is gone
+        directory.rmdir()

@@ -1,0 +1,185 @@
+"""Steps that end what an instance has on a host: its clients, itself, and the modes of its GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Mapping, Optional, Sequence
+
+from mpsctl.adapters import files, pipe, systemd
+from mpsctl.checks import words
+from mpsctl.converge.answer import Difference, state
+from mpsctl.converge.file_steps import remove_empty, text_of
+from mpsctl.converge.step import Context, Occupied, Step
+from mpsctl.converge.unit_steps import give_back_modes, withhold_where_somebody_came
+from mpsctl.lifecycle import stop
+from mpsctl.model.gpu import Gpu
+from mpsctl.model.instance import Instance
+from mpsctl.observe.facts import ClientFacts, UnitFacts
+from mpsctl.store import drains
+from mpsctl.store.world import World
+
+
+@dataclass(eq=False)
+class Drain(Step):
+    """Let no new client in and wait for those that are connected; with ``end_clients`` those that are left are ended.
+
+    ``why`` is what it is done for, ``clients`` are those of the look. An instance that still has clients then gets its
+    front door back, and what would have ended them is withheld.
+    """
+
+    kind = "drain"
+    desired: Instance
+    why: str
+    clients: tuple[ClientFacts, ...]
+    ages_s: tuple[Optional[int], ...]
+    timeout_s: int
+    end_clients: bool
+
+    @property
+    def instance(self) -> str:  # type: ignore[override]
+        return self.desired.name
+
+    @property
+    def ends_clients(self) -> bool:  # type: ignore[override]
+        return self.end_clients
+
+    @property
+    def text(self) -> str:
+        then = " and end those that are left" if self.end_clients else ""
+        count = words.number(len(self.clients), "client")
+        return f"drain {self.desired.unit}, wait up to {self.timeout_s} s for its {count}{then}: {self.why}"
+
+    def differences(self) -> list[Difference]:
+        lines = "".join(f"{words.client(client)}\n" for client in self.clients)
+        return [Difference(self.desired.unit, lines, "no client\n")]
+
+    def details(self) -> dict[str, Any]:
+        return {"why": self.why, "clients": clients_as_json(self.clients, self.ages_s)}
+
+    @classmethod
+    def act(cls, steps: Sequence[Drain], context: Context) -> None:
+        from mpsctl.lifecycle import drain  # seldom needed, and a look has to be quick
+
+        world, by_name = context.world, {step.instance: step for step in steps}
+        drained = drain.drain(
+            world,
+            [step.desired for step in steps],
+            max(step.timeout_s for step in steps),
+            end_clients=any(step.end_clients for step in steps),
+            of_this_run=True,
+            why={step.instance: step.why for step in steps},
+        )
+        occupied = {}
+        for one in drained:
+            step = by_name[one.instance]
+            lines = [f"drain {step.desired.unit}: {line}" for line in one.progress]
+            # A wait for nothing changes nothing; an end of clients does.
+            (context.progress if one.empty or one.ended else context.warnings).extend(lines)
+            if one.empty:
+                drains.forget_of_this_run(world, one.instance)  # the front door stays closed until the restart opens it
+                context.drained.add(one.instance)
+                continue
+            drain.give_up(world, one)
+            occupied[one.instance] = Occupied(tuple(client for _, client in one.left), one.unknown)
+            if not one.ended:
+                context.in_vain.append(step)
+        context.withhold(occupied)
+
+
+def clients_as_json(clients: Sequence[ClientFacts], ages_s: Sequence[Optional[int]]) -> list[dict[str, Any]]:
+    """Clients in the way, each with its age in seconds."""
+    return [
+        {"pid": client.pid, "uid": client.uid, "user": client.user, "command": client.command, "age_s": age_s}
+        for client, age_s in zip(clients, ages_s)
+    ]
+
+
+@dataclass(eq=False)
+class StopAndRemoveInstance(Step):
+    """Stop an instance and remove what it has here, once nobody is connected to it.
+
+    Its own stop brings the compute mode back.
+
+    ``desired`` is what its file says, None where that is gone or refused; ``frees`` as in ``Restart``.
+    """
+
+    kind = "stop-and-remove"
+    ends_clients = True
+    ends_instance = True
+    name: str
+    unit: UnitFacts
+    desired: Optional[Instance]
+    conf: Path
+    needs: Mapping[str, str] = field()
+    frees: tuple[str, ...] = ()
+
+    @property
+    def instance(self) -> str:  # type: ignore[override]
+        return self.name
+
+    @property
+    def text(self) -> str:
+        return f"stop and remove {self.unit.name}"
+
+    def differences(self) -> list[Difference]:
+        return [
+            state(self.unit.name, self.unit.active_state, "absent"),
+            Difference(str(self.conf), text_of(self.conf) or "", None),
+        ]
+
+    @classmethod
+    def act(cls, steps: Sequence[StopAndRemoveInstance], context: Context) -> None:
+        withhold_where_somebody_came({step.name: step.desired for step in steps if step.desired}, context)
+        for step in steps:
+            if step.due:
+                step._remove(context.world)
+
+    def _remove(self, world: World) -> None:
+        unit = self.unit.name
+        problem = world.systemd.act("disable", [unit])
+        if self.unit.load_state != "masked":  # a masked one starts at no boot
+            systemd.ensure(problem, f"systemctl disable {unit}")
+        systemd.ensure(world.systemd.act("stop", [unit]), f"systemctl stop {unit}")
+        if self.desired is not None:
+            stop.restore_modes(world, self.desired)  # where a GPU is closed while MPS is down, the stop left it so
+            tidy(Path(self.desired.pipe_directory))
+        give_back_modes(world, self.frees)
+        drains.forget(world, self.name)
+        self.conf.unlink(missing_ok=True)
+        if self.conf.parent.is_dir():
+            files.sync_directory(self.conf.parent)
+            remove_empty(self.conf.parent)
+
+
+def tidy(public: Path) -> None:
+    """A pipe directory that systemd does not remove, outside /run; never under a daemon that still serves it."""
+    if public.is_dir() and not pipe.daemons_on(public):
+        pipe.close_door(public)
+        for name in pipe.PUBLIC_NAMES:
+            files.partial_link(public / name).unlink(missing_ok=True)
+        pipe.remove_private(public)
+        remove_empty(public)
+    remove_empty(public.parent)
+
+
+@dataclass(eq=False)
+class RestoreComputeMode(Step):
+    """Bring back the compute mode of a GPU that is in one of ours and that no instance has any more."""
+
+    kind = "restore-compute-mode"
+    live = True
+    gpu: Gpu
+    mode: str
+    needs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return f"bring back the compute mode of {self.gpu}: {self.mode}"
+
+    def differences(self) -> list[Difference]:
+        return [state(str(self.gpu), str(self.gpu.compute_mode), self.mode)]
+
+    @classmethod
+    def act(cls, steps: Sequence[RestoreComputeMode], context: Context) -> None:
+        give_back_modes(context.world, [step.gpu.uuid for step in steps])

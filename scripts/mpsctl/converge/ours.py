@@ -1,0 +1,54 @@
+"""What on a host is this project's: its files by their first line, and what interrupted runs left beside them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Iterable, Optional
+
+from mpsctl.adapters import files, hardware
+from mpsctl.converge.request import File
+from mpsctl.model.errors import Unreadable
+from mpsctl.model.places import FINGERPRINT
+from mpsctl.store import saved_compute_modes
+from mpsctl.store.world import World
+
+DAEMON_PLACE = "@NVIDIA_CUDA_MPS_CONTROL@"
+"""Stands in the unit's template where the path of this host's control daemon belongs."""
+
+UNIT = "mps-control@.service"
+TIMER, HEALTH = "mps-health.timer", "mps-health.service"
+
+USUAL_DAEMON = f"/usr/bin/{hardware.CONTROL_DAEMON}"
+"""Shown where the daemon is yet to be installed."""
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file is this project's, by its first line; what cannot be read is not."""
+    try:
+        return (files.read_text(path) or "").startswith(FINGERPRINT)
+    except Unreadable:
+        return False
+
+
+def partial_files(world: World, paths: Iterable[Path]) -> list[Path]:
+    """What interrupted runs left beside our files: ``paths``, and those that are always ours."""
+    places = world.places
+    found = [left for path in (*paths, places.program) for left in files.partial_files(path.parent, path.name)]
+    found += files.partial_files(places.configuration, "*.conf")
+    for directory in (places.state, saved_compute_modes.directory(world), places.cache):
+        found += files.partial_files(directory)
+    return found
+
+
+def with_binary(file: File) -> File:
+    """The file with this host's daemon in it: distributions keep it in different places."""
+    binary = hardware.binary(hardware.CONTROL_DAEMON) or USUAL_DAEMON
+    return replace(file, content=file.content.replace(DAEMON_PLACE, str(binary)))
+
+
+def running_file() -> Optional[Path]:
+    """The one file this program runs from, or None when it runs from its sources."""
+    path = Path(sys.argv[0])
+    return path if path.is_file() and path.suffix != ".py" else None

@@ -1,0 +1,219 @@
+"""From what is desired and what was found to a list of steps, in the order in which they are taken.
+
+First what disturbs nobody: files, what starts at boot, live reloads. Then the instances that end or start with no
+client in the way, then the drains, then what waits for them. Which step an instance needs its checks say, by what
+mends them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Iterator, Optional, Sequence
+
+from mpsctl.converge import consent, ours
+from mpsctl.converge.file_steps import InstallProgram, RemovePartialFile, WriteFile, differs, masked
+from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
+from mpsctl.converge.request import File
+from mpsctl.converge.situation import Situation
+from mpsctl.converge.step import Step
+from mpsctl.converge.unit_steps import Enable, Reload, ReloadSystemd, Restart, RestartUnit, Start, why_masked
+from mpsctl.model.checked_values import REFUSE
+from mpsctl.model.errors import BadValue
+from mpsctl.model.finding import RELOAD, RESTART
+from mpsctl.model.instance import Instance
+from mpsctl.observe.facts import UnitFacts
+from mpsctl.store import configuration, saved_compute_modes
+from mpsctl.store.world import World
+
+LIMITS = ("limit", "thread_percentage", "client_priority", "expected_clients")
+"""What of an instance a live reload brings about, clients or not; how many are expected touches no daemon."""
+
+NO_LONGER_DESIRED = "the instance is no longer desired"
+_BEING_RELOADED = "it is being reloaded, and what that reads of its file cannot be told"
+
+
+def steps(found: Situation, program: Optional[Path]) -> list[Step]:
+    """The plan. ``program`` is the file this program runs from, None where it is not to be installed."""
+    writes = list(_writes(found))
+    enables = list(_enables(found))
+    removals, restarts = list(_removals(found)), list(_restarts(found))
+    _note_what_they_wait_for(found, restarts)
+    request = found.request
+    ordered = consent.order(
+        found.world,
+        [*removals, *restarts, *_unit_restarts(found, writes), *_starts(found, writes, [*removals, *restarts])],
+        found.host.instances,
+        REFUSE if request.atomic else request.on_clients,
+        request.drain_timeout_s,
+    )
+    return [
+        *InstallProgram.where_it_differs(found.world, program),
+        *writes,
+        *(RemovePartialFile(path) for path in ours.partial_files(found.world, [file.path for file in request.files])),
+        *enables,
+        *_systemd_reload(found, writes, enables),
+        *_reloads(found),
+        *ordered,
+        *_reloads_instead(found, restarts),
+        *_left_behind(found),
+    ]
+
+
+def _writes(found: Situation) -> Iterator[WriteFile]:
+    for file in map(ours.with_binary, found.request.files):
+        if differs(file):
+            unit = file.path.name if masked(file.path) else None
+            yield WriteFile(file, blocked=why_masked(unit) if unit else None)
+    for instance in found.desired.instances:
+        file = File(found.world.places.conf(instance.name), found.desired.texts[instance.name])
+        if differs(file):
+            beyond = _beyond_limits(found.world, instance)
+            yield WriteFile(file, instance.name, live=beyond is None, beyond_limits=beyond or "")
+
+
+def _beyond_limits(world: World, instance: Instance) -> Optional[str]:
+    """What an instance's desired state changes besides its limits, in a few words, or None."""
+    try:
+        former = configuration.load(world, instance.name)
+    except BadValue:
+        return f"{world.places.conf(instance.name)} is absent or is refused"
+    names = [field.name for field in fields(Instance) if field.name not in LIMITS]
+    differing = [name for name in names if getattr(former, name) != getattr(instance, name)]
+    return f"instance {instance.name} gets another {' and '.join(differing)}" if differing else None
+
+
+def _units(found: Situation) -> list[UnitFacts]:
+    """The units of the desired instances and the other desired ones."""
+    return [*(found.facts(one.name).unit for one in found.desired.instances), *found.units.values()]
+
+
+def _why_blocked(unit: UnitFacts) -> Optional[str]:
+    return why_masked(unit.name) if unit.load_state == "masked" else None
+
+
+def _enables(found: Situation) -> Iterator[Enable]:
+    names = {found.facts(one.name).unit.name: one.name for one in found.desired.instances}
+    for unit in _units(found):
+        if not unit.enabled:
+            yield Enable(unit.name, names.get(unit.name), _why_blocked(unit))
+
+
+def _systemd_reload(found: Situation, writes: Sequence[WriteFile], enables: Sequence[Enable]) -> list[Step]:
+    stale = any(unit.needs_daemon_reload for unit in _units(found))
+    written = any(step.due and step.file.path.is_relative_to(found.world.places.units) for step in writes)
+    return [ReloadSystemd()] if stale or written or any(step.due for step in enables) else []
+
+
+def _removals(found: Situation) -> Iterator[StopAndRemoveInstance]:
+    for name in found.leftovers:
+        facts = found.facts(name)
+        has = [*facts.serves, *(device.uuid for device in facts.devices)]
+        yield StopAndRemoveInstance(
+            name=name,
+            unit=facts.unit,
+            desired=facts.desired,
+            conf=found.world.places.conf(name),
+            needs={name: NO_LONGER_DESIRED},
+            frees=_freed(found, name, has),
+        )
+
+
+def _restarts(found: Situation) -> Iterator[Restart]:
+    for instance in found.desired.instances:
+        facts = found.facts(instance.name)
+        why = _why_restart(found, instance.name)
+        if facts.active and why is not None:
+            frees = _freed(found, instance.name, facts.serves)
+            yield Restart(desired=instance, why=why, needs={instance.name: why}, frees=frees)
+
+
+def _why_restart(found: Situation, name: str) -> Optional[str]:
+    """Why an instance's daemon has to be restarted, or None."""
+    return next((one.found for one in found.report.instances[name] if one.mends == RESTART), None)
+
+
+def _freed(found: Situation, name: str, devices: Sequence[str]) -> tuple[str, ...]:
+    """The GPUs among an instance's devices that no other instance has then, as far as their saved mode is on record."""
+    world, gone = found.world, {name, *found.leftovers}
+    others = [one for one in configuration.names(world) if one not in gone and one not in found.desired.texts]
+    kept = saved_compute_modes.had_by(world, others, found.gpus)
+    kept |= {device.gpu.uuid for one in found.desired.instances for device in found.facts(one.name).devices}
+    kept |= {uuid for other, facts in found.host.instances.items() if other != name for uuid in facts.serves}
+    return tuple(uuid for uuid in devices if uuid in found.host.saved_modes and uuid not in kept)
+
+
+def _note_what_they_wait_for(found: Situation, restarts: Sequence[Restart]) -> None:
+    ending = {*found.leftovers, *(step.desired.name for step in restarts)}
+    for step in restarts:
+        step.needs = {**step.needs, **_served_by_others(found, step.desired, ending)}
+
+
+def _served_by_others(found: Situation, instance: Instance, ending: set[str]) -> dict[str, str]:
+    """Which instances that end serve a device of this one: until then it cannot have it."""
+    owners = {uuid: name for name in ending for uuid in found.facts(name).serves}
+    return {
+        owner: f"the instance {owner!r} still serves {device}"
+        for device in found.facts(instance.name).devices
+        for owner in [owners.get(device.uuid)]
+        if owner is not None and owner != instance.name
+    }
+
+
+def _starts(found: Situation, writes: Sequence[WriteFile], endings: Sequence[Step]) -> Iterator[Start]:
+    paths = {step.file.path for step in writes}
+    shared = found.world.places.units / ours.UNIT in paths
+    ending = {step.instance for step in endings if step.instance is not None}
+    for instance in found.desired.instances:
+        unit = found.facts(instance.name).unit
+        if not unit.active:
+            yield Start(
+                unit=unit.name,
+                before=unit.active_state,
+                instance=instance.name,
+                anew=unit.active_state == "activating" and (shared or found.world.places.conf(instance.name) in paths),
+                needs=_served_by_others(found, instance, ending),
+                blocked=_why_blocked(unit),
+            )
+    for unit in found.units.values():
+        if not unit.active:
+            yield Start(unit.name, unit.active_state, blocked=_why_blocked(unit))
+
+
+def _unit_restarts(found: Situation, writes: Sequence[WriteFile]) -> Iterator[RestartUnit]:
+    anew = {step.file.path.name for step in writes if step.due}
+    for unit in found.units.values():
+        if unit.active and unit.name in anew:
+            yield RestartUnit(unit.name, "its file has changed")
+
+
+def _reloads(found: Situation) -> Iterator[Reload]:
+    for instance in found.desired.instances:
+        facts, why = found.facts(instance.name), _why_reload(found, instance.name)
+        if facts.active and why and _why_restart(found, instance.name) is None:
+            yield Reload(facts.unit.name, why, instance.name)
+
+
+def _why_reload(found: Situation, name: str) -> str:
+    """What a reload brings about, empty where there is nothing."""
+    facts = found.facts(name)
+    lines = [one.found for one in found.report.instances[name] if one.mends == RELOAD]
+    if facts.unit.active_state == "reloading":
+        lines.append(_BEING_RELOADED)
+    return "; ".join(lines)
+
+
+def _reloads_instead(found: Situation, restarts: Sequence[Restart]) -> Iterator[Reload]:
+    """A restart that is withheld holds back no limit: the clients to come get the new ones all the same."""
+    for step in restarts:
+        facts, why = found.facts(step.desired.name), _why_reload(found, step.desired.name)
+        if not all(value.in_force for value in facts.every_value):
+            yield Reload(facts.unit.name, why, facts.name, instead_of=step)
+
+
+def _left_behind(found: Situation) -> list[Step]:
+    """GPUs that an interrupted run left in a mode of ours."""
+    in_use = [device.gpu.uuid for one in found.desired.instances for device in found.facts(one.name).devices]
+    in_use += [uuid for facts in found.host.instances.values() for uuid in facts.serves]
+    left = saved_compute_modes.left_behind(found.world, found.gpus, in_use)
+    return [RestoreComputeMode(gpu, mode) for gpu, mode in left]

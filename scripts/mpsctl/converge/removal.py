@@ -1,0 +1,212 @@
+"""Taking everything of ours off a host: clients first, then daemons, then the GPUs' modes, then the files.
+
+What is not ours stays: files without our first line, the daemon's package, other people's units and processes.
+An instance whose clients are still connected is withheld, and what all instances share stays with it. A second
+run finds nothing to do, and an interrupted run is finished by the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Iterator, Mapping, Optional, Sequence
+
+from mpsctl.adapters import hardware
+from mpsctl.checks import words
+from mpsctl.converge import consent, host_lock, ours, walk
+from mpsctl.converge.answer import Answer
+from mpsctl.converge.file_steps import RemoveDirectory, RemoveFile, RemovePartialFile, RemoveProgram
+from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
+from mpsctl.converge.step import Step
+from mpsctl.converge.unit_steps import ReloadSystemd, StopHelpers
+from mpsctl.lifecycle import drain
+from mpsctl.model.checked_values import DRAIN_TIMEOUT_S, REFUSE, TERMINATE, WAIT
+from mpsctl.model.errors import MpsctlError, NotReady
+from mpsctl.model.places import Places
+from mpsctl.observe import host as observed
+from mpsctl.observe.facts import ClientFacts
+from mpsctl.observe.host import HostFacts
+from mpsctl.store import configuration, saved_compute_modes
+from mpsctl.store.world import World
+
+_HELPERS = (ours.TIMER, ours.HEALTH)
+_WHY = "everything of this project is to go"
+_SHARED = "it needs what all instances share"
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The host, the files of units that are ours, and what has our names and is somebody else's."""
+
+    world: World
+    host: HostFacts
+    units: tuple[Path, ...]
+    foreign: tuple[Path, ...]
+
+
+def remove(world: World, check: bool, on_clients: str = REFUSE, drain_timeout_s: int = DRAIN_TIMEOUT_S) -> Answer:
+    """Remove everything of ours from this host, or with ``check`` only say what would go.
+
+    ``on_clients`` is what becomes of connected clients, as in a request. ``pending`` in the answer names the instances
+    that still have some, ``error`` what could not be removed.
+    """
+    answer = Answer(check, host={**hardware.os_release(), "driver_version": hardware.driver_version()})
+    try:
+        if check:
+            host_lock.wait_for_others(world)
+            _remove(world, on_clients, drain_timeout_s, answer)
+        else:
+            with host_lock.taken(world):
+                _remove(world, on_clients, drain_timeout_s, answer)
+    except host_lock.Busy as error:
+        return Answer(check, error=str(error))
+    except (MpsctlError, OSError) as error:
+        answer.error = str(error)
+    return answer
+
+
+def _remove(world: World, on_clients: str, drain_timeout_s: int, answer: Answer) -> None:
+    found = _look(world)
+    for path in found.foreign:
+        answer.warn(f"{path} is not ours and stays")
+    steps = _steps(found, on_clients, drain_timeout_s)
+    answer.error = _modes_would_be_lost(found)
+    if answer.error:
+        return
+    try:
+        if answer.check or not any(step.due for step in steps):
+            walk.describe(steps, answer)
+        else:
+            context = walk.take(world, steps, answer)
+            answer.error = _what_is_left(world, steps, context.problems)
+    finally:
+        answer.pending = walk.pending(world, steps)
+    answer.error = answer.error or _why_withheld(world, steps, on_clients, drain_timeout_s)
+
+
+def _look(world: World) -> _Found:
+    """:raises NotReady: if systemd does not answer."""
+    places = world.places
+    every = configuration.names(world)
+    mine = [name for name in every if ours.is_ours(places.conf(name))]
+    host = observed.look(world, [*mine, *_enabled_without_a_file(places.units, every)])
+    if host.systemd_unread is not None:
+        raise NotReady(host.systemd_unread.words)
+    units = [places.units / name for name in (ours.UNIT, *_HELPERS)]
+    foreign = [path for path in units if path.exists() and not ours.is_ours(path)]
+    foreign += [places.conf(name) for name in every if name not in mine]
+    return _Found(world, host, tuple(path for path in units if ours.is_ours(path)), tuple(foreign))
+
+
+def _enabled_without_a_file(units: Path, names: Sequence[str]) -> list[str]:
+    """Instances that would start at boot though their file is gone."""
+    wanted = units / "multi-user.target.wants"
+    links = sorted(wanted.glob("mps-control@?*.service")) if wanted.is_dir() else []
+    enabled = [link.name.removeprefix("mps-control@").removesuffix(".service") for link in links]
+    return [name for name in enabled if name not in names]
+
+
+def _modes_would_be_lost(found: _Found) -> Optional[str]:
+    unread = found.host.gpus.unread
+    # Without a loaded driver there is no mode to bring back: it forgets them.
+    if unread is None or hardware.driver_version() is None:
+        return None
+    if not saved_compute_modes.directory(found.world).is_dir():
+        return None
+    return f"the compute modes cannot be brought back, so nothing was removed: {words.unread(unread)}"
+
+
+def _steps(found: _Found, on_clients: str, drain_timeout_s: int) -> list[Step]:
+    world, instances = found.world, found.host.instances
+    needs = dict.fromkeys(instances, _SHARED)
+    helpers = tuple(path.name for path in found.units if path.name in _HELPERS)
+    removals = [
+        StopAndRemoveInstance(name, facts.unit, facts.desired, world.places.conf(name), {name: _WHY})
+        for name, facts in instances.items()
+    ]
+    steps: list[Step] = [
+        *([StopHelpers(helpers, _timer_link(world.places), needs)] if helpers else []),
+        *removals,
+        *_modes(found, needs),
+        *(RemoveFile(path, needs) for path in found.units),
+        *(RemovePartialFile(path, needs) for path in _partial_files(found)),
+    ]
+    directories = list(_directories(world, needs))
+    program = [RemoveProgram(world.places.program, needs)] if world.places.program.exists() else []
+    if steps or directories or program:  # an interrupted run may have come as far as the units
+        steps.append(ReloadSystemd(after_removal=True, needs=needs))
+    steps += [*directories, *program]
+    return consent.order(world, steps, instances, on_clients, drain_timeout_s)
+
+
+def _timer_link(places: Places) -> Path:
+    return places.units / "timers.target.wants" / ours.TIMER
+
+
+def _modes(found: _Found, needs: Mapping[str, str]) -> Iterator[RestoreComputeMode]:
+    for gpu in found.host.gpus.gpus:
+        mode = saved_compute_modes.to_bring_back(found.world, gpu)
+        if mode is not None:
+            yield RestoreComputeMode(gpu, mode, needs)
+
+
+def _partial_files(found: _Found) -> list[Path]:
+    """Halves of files, and the link that would start the timer at boot where its file has gone before it."""
+    places = found.world.places
+    units = [places.units / name for name in (ours.UNIT, *_HELPERS)]
+    link = _timer_link(places)
+    return [
+        path
+        for path in ours.partial_files(found.world, units)
+        if not path.is_relative_to(places.state) and path.parent != places.cache  # they go whole
+    ] + ([link] if link.is_symlink() and not link.exists() else [])
+
+
+def _directories(world: World, needs: Mapping[str, str]) -> Iterator[RemoveDirectory]:
+    lock = world.places.host_lock
+    for path in (world.places.state, world.places.cache):
+        if path.is_dir():
+            yield RemoveDirectory(path, needs)
+    # The lock goes, with its directory, at the end of the run.
+    if lock.parent.is_dir() and any(path != lock for path in lock.parent.iterdir()):
+        yield RemoveDirectory(lock.parent, needs, keeps=lock)
+
+
+def _what_is_left(world: World, steps: Sequence[Step], problems: Sequence[str]) -> Optional[str]:
+    """Nothing is reported gone that the host still shows."""
+    gone = [step for step in steps if isinstance(step, StopAndRemoveInstance) and step.due]
+    shown = world.systemd.show([step.unit.name for step in gone])
+    left = [f"{unit} is {one.get('ActiveState')}" for unit, one in shown.items() if one.get("MainPID", "0") != "0"]
+    left += [str(step.conf) for step in gone if step.conf.exists()]
+    if all(step.due for step in steps):
+        left += [str(step.path) for step in _directories(world, {})]
+    if not left:
+        return None
+    return f"still there: {', '.join([*left, *problems])}; run it again, or see `systemctl status`"
+
+
+def _why_withheld(world: World, steps: Sequence[Step], on_clients: str, drain_timeout_s: int) -> Optional[str]:
+    """The line for the instances that were left as they are, or None."""
+    withheld = {
+        step.name: step.withheld.clients
+        for step in steps
+        if isinstance(step, StopAndRemoveInstance) and step.withheld is not None
+    }
+    if not withheld:
+        return None
+    remedies = {
+        REFUSE: "mps_on_clients is refuse; end their clients, or set it to wait or terminate",
+        WAIT: f"waited {drain_timeout_s} s for them; end their clients, or set mps_on_clients to terminate",
+        TERMINATE: "they could not be ended",
+    }
+    remedy = remedies[on_clients]
+    if not all(withheld.values()):
+        remedy += "; who cannot be counted is never ended, whatever mps_on_clients says: see `mpsctl verify`"
+    who = "; ".join(f"{name} ({_told(world, clients)})" for name, clients in withheld.items())
+    return f"instances with connected clients were left as they are, with what all share: {who}; {remedy}"
+
+
+def _told(world: World, clients: Sequence[ClientFacts]) -> str:
+    if not clients:
+        return "its clients cannot be counted"
+    return drain.told([(0, client) for client in clients], world.now_s())

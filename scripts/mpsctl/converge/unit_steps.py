@@ -1,0 +1,238 @@
+"""Steps that systemd takes: each kind is one call of systemctl for all units that stand behind each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Mapping, Optional, Sequence
+
+from mpsctl.adapters import bytecode, systemd
+from mpsctl.converge.answer import Difference, state
+from mpsctl.converge.step import Context, Occupied, Step
+from mpsctl.lifecycle import compute_modes
+from mpsctl.model.gpu import EXCLUSIVE_PROCESS
+from mpsctl.model.instance import Instance
+from mpsctl.store import saved_compute_modes
+from mpsctl.store.world import World
+
+
+def call(context: Context, verb: str, units: Sequence[str]) -> None:
+    """Have systemd do something with units; what it says against it is a problem of the run."""
+    if not units:
+        return
+    problem = context.world.systemd.act(verb, units)
+    if problem is None:
+        return
+    shown = context.world.systemd.show(units)
+    masked = [unit for unit in units if shown.get(unit, {}).get("LoadState") == "masked"]
+    more = f"; masked: run `systemctl unmask {' '.join(masked)}`" if masked else ""
+    context.problems.append(f"{problem}{more}")
+
+
+def why_masked(unit: str) -> str:
+    """The line for a unit that somebody masked: nothing starts or enables it."""
+    return f"found {unit} masked, expected a unit that can be started; run `systemctl unmask {unit}`"
+
+
+@dataclass(eq=False)
+class Enable(Step):
+    """Have a unit start at boot. It takes effect by the reload of systemd's units behind it."""
+
+    kind = "enable"
+    unit: str
+    instance: Optional[str] = None
+    blocked: Optional[str] = None
+
+    @property
+    def text(self) -> str:
+        return f"enable {self.unit}"
+
+    def differences(self) -> list[Difference]:
+        return [state(self.unit, "not started at boot", "started at boot")]
+
+    @classmethod
+    def act(cls, steps: Sequence[Enable], context: Context) -> None:
+        call(context, "enable", [step.unit for step in steps])
+
+
+@dataclass(eq=False)
+class ReloadSystemd(Step):
+    """Have systemd read its units anew. ``after_removal``: failures of units that are gone are forgotten as well, and
+    nothing depends on whether it works."""
+
+    kind = "reload-systemd"
+    live = True
+    after_removal: bool = False
+    needs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return "reload systemd's units"
+
+    def differences(self) -> list[Difference]:
+        return [state("systemd", "older units loaded", "units as on disk")]
+
+    @classmethod
+    def act(cls, steps: Sequence[ReloadSystemd], context: Context) -> None:
+        problem = context.world.systemd.act("daemon-reload")
+        if any(step.after_removal for step in steps):
+            context.world.systemd.act("reset-failed", ["mps-control@*.service", "mps-health.service"])
+        else:
+            systemd.ensure(problem, "systemctl daemon-reload")
+
+
+@dataclass(eq=False)
+class Start(Step):
+    """Start a unit. ``anew`` ends an attempt that systemd makes at this moment with what it had before: to start the
+    unit would be to join that."""
+
+    kind = "start"
+    unit: str
+    before: str
+    instance: Optional[str] = None
+    anew: bool = False
+    needs: Mapping[str, str] = field(default_factory=dict)
+    blocked: Optional[str] = None
+
+    @property
+    def text(self) -> str:
+        return f"start {self.unit}"
+
+    def differences(self) -> list[Difference]:
+        return [state(self.unit, self.before, "active")]
+
+    @classmethod
+    def act(cls, steps: Sequence[Start], context: Context) -> None:
+        bytecode.keep(context.world.places)  # before systemd calls the program many times at once
+        call(context, "start", [step.unit for step in steps if not step.anew])
+        call(context, "restart", [step.unit for step in steps if step.anew])
+
+
+@dataclass(eq=False)
+class RestartUnit(Step):
+    """Restart a unit that is no instance's, and has no clients."""
+
+    kind = "restart-unit"
+    unit: str
+    why: str
+
+    @property
+    def text(self) -> str:
+        return f"restart {self.unit}: {self.why}"
+
+    def differences(self) -> list[Difference]:
+        return [state(self.unit, "as before", "as its file says")]
+
+    @classmethod
+    def act(cls, steps: Sequence[RestartUnit], context: Context) -> None:
+        call(context, "restart", [step.unit for step in steps])
+
+
+@dataclass(eq=False)
+class Restart(Step):
+    """Restart the daemon of an instance, once nobody is connected to it.
+
+    ``frees`` are the UUIDs of GPUs that it serves and that no instance has afterwards: they get back the compute modes
+    from before the first start.
+    """
+
+    kind = "restart"
+    ends_clients = True
+    ends_instance = True
+    desired: Instance
+    why: str
+    needs: Mapping[str, str] = field()
+    frees: tuple[str, ...] = ()
+
+    @property
+    def instance(self) -> str:  # type: ignore[override]
+        return self.desired.name
+
+    @property
+    def text(self) -> str:
+        return f"restart {self.desired.unit}: {self.why}"
+
+    def differences(self) -> list[Difference]:
+        return [state(self.desired.unit, self.why, "restarted")]
+
+    @classmethod
+    def act(cls, steps: Sequence[Restart], context: Context) -> None:
+        bytecode.keep(context.world.places)
+        withhold_where_somebody_came({step.desired.name: step.desired for step in steps}, context)
+        due = [step for step in steps if step.due]
+        call(context, "restart", [step.desired.unit for step in due])
+        give_back_modes(context.world, [uuid for step in due for uuid in step.frees])
+
+
+def withhold_where_somebody_came(instances: Mapping[str, Instance], context: Context) -> None:
+    """Close the front doors of instances that are about to end. A client may have come since the look: nobody's work is
+    ended by a step that was planned without him."""
+    from mpsctl.lifecycle import drain  # seldom needed, and a look has to be quick
+
+    unsure = [instance for name, instance in instances.items() if name not in context.drained]
+    found = drain.close_where_empty(context.world, unsure) if unsure else []
+    occupied = {
+        one.instance: Occupied(tuple(client for _, client in one.left), one.unknown) for one in found if not one.empty
+    }
+    context.withhold(occupied)
+
+
+def give_back_modes(world: World, uuids: Sequence[str]) -> None:
+    """Bring back the compute modes from before the first start, and forget them: whoever sets one from now on is left
+    alone."""
+    if not uuids:
+        return
+    with world.nvml() as nvml:
+        for gpu in nvml.gpus():
+            if gpu.uuid in uuids:
+                compute_modes.restore(world, nvml, gpu, EXCLUSIVE_PROCESS)
+                saved_compute_modes.forget(world, gpu)
+
+
+@dataclass(eq=False)
+class Reload(Step):
+    """Put the limits of a running daemon in force, live."""
+
+    kind = "reload"
+    live = True
+    unit: str
+    why: str
+    instance: Optional[str] = None
+    instead_of: Optional[Step] = None
+
+    @property
+    def text(self) -> str:
+        return f"reload {self.unit}: {self.why}"
+
+    def differences(self) -> list[Difference]:
+        return [state(self.unit, self.why, "in force")]
+
+    @classmethod
+    def act(cls, steps: Sequence[Reload], context: Context) -> None:
+        bytecode.keep(context.world.places)
+        call(context, "reload", [step.unit for step in steps])
+
+
+@dataclass(eq=False)
+class StopHelpers(Step):
+    """Stop the look each minute, and have it start at boot no more. ``link`` is what starts its timer."""
+
+    kind = "stop-helpers"
+    units: tuple[str, ...]
+    link: Path
+    needs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return f"stop and disable {', '.join(self.units)}"
+
+    def differences(self) -> list[Difference]:
+        return [state(unit, "as systemd has it", "stopped, not started at boot") for unit in self.units]
+
+    @classmethod
+    def act(cls, steps: Sequence[StopHelpers], context: Context) -> None:
+        for step in steps:
+            context.world.systemd.act("disable", [unit for unit in step.units if unit.endswith(".timer")])
+            context.world.systemd.act("stop", step.units)
+            # Whatever became of the command, no link stays behind without its file.
+            step.link.unlink(missing_ok=True)

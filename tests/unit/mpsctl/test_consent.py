@@ -1,0 +1,289 @@
+"""What becomes of clients in the way of a restart or a removal: refuse, wait, terminate."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from converging import POLICIES, TIMEOUT_S, Fleet, as_desired, at_work, conf, found, gpu_of
+from fakes import uuid
+from mpsctl.converge import ours, reconcile
+from mpsctl.converge.answer import Answer
+from mpsctl.converge.request import File, Request
+from mpsctl.model.errors import BadValue
+from mpsctl.store import drains
+
+
+def moved(fleet: Fleet, check: bool = False) -> Answer:
+    """The same instance is desired on GPU 1, which only a restart brings about."""
+    return fleet.run(check, {"a": conf(fleet, "a", GPUs="1")})
+
+
+def restarted(fleet: Fleet, answer: Answer) -> bool:
+    acts = fleet.host.systemd.acts
+    assert ("restart mps-control@a.service" in acts) == (answer.pending == [])
+    return answer.pending == []
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_without_clients_every_policy_restarts_at_once(fleet: Fleet, policy: str) -> None:
+    at_work(fleet, policy, clients=0)
+    begun_s = fleet.host.clock.now_s
+    answer = moved(fleet)
+    assert restarted(fleet, answer)
+    assert answer.error is None
+    assert fleet.host.clock.now_s - begun_s < 1
+    assert fleet.host.door_is_open("a")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_can_be_changed_live_disturbs_nobody_under_any_policy(fleet: Fleet, policy: str) -> None:
+    daemon, pids = at_work(fleet, policy)
+    answer = fleet.converge(a=conf(fleet, "a", GPUs="0", DeviceMemoryLimit="6G", ActiveThreadPercentage=50))
+    assert (answer.error, answer.pending) == (None, [])
+    assert fleet.host.systemd.acts == ["reload mps-control@a.service"]
+    assert daemon.servers[9001].clients == pids
+    assert fleet.host.door_is_open("a")
+
+
+def test_refuse_names_the_clients_and_does_everything_else(fleet: Fleet) -> None:
+    daemon, pids = at_work(fleet, "refuse", clients=2)
+    fleet.host.clock.pass_by(7200)
+    answer = fleet.run(False, {"a": conf(fleet, "a", GPUs="1"), "b": conf(fleet, "b", GPUs="2")})
+    assert answer.error is None
+    assert as_desired(answer, "b")
+    assert not restarted(fleet, answer)
+    (pending,) = answer.pending
+    assert [(one["pid"], one["command"], one["age_s"]) for one in pending["clients"]] == [
+        (pid, "python3 serve.py", 7200) for pid in pids
+    ]
+    assert (daemon.terminated, fleet.host.signals) == ([], [])
+    assert fleet.host.door_is_open("a")
+
+
+def test_who_computes_beside_the_clients_is_named_by_every_look(fleet: Fleet) -> None:
+    confs = (("a", conf(fleet, "a", GPUs="0")),)
+    look = Request((), confs)
+    reconcile.reconcile(fleet.host.world, look, check=False)
+    assert reconcile.reconcile(fleet.host.world, look, check=True).warnings == []
+    outside = fleet.host.client(CUDA_MPS_PIPE_DIRECTORY="/run/nowhere")
+    fleet.host.nvml.outside_mib = {uuid(0): {outside: 900}}
+    (warning,) = reconcile.reconcile(fleet.host.world, look, check=True).warnings
+    assert warning.startswith(f"a: pid {outside} (python3 serve.py, ")
+    assert "is outside MPS: " in warning
+    fleet.host.nvml.held_mib = {uuid(0): {outside: 900}}
+    fleet.host.running("a").start_server(9001, [outside])
+    assert reconcile.reconcile(fleet.host.world, look, check=True).warnings == []
+
+
+@pytest.mark.parametrize(("changed", "verb"), [(True, "restart"), (False, "start")])
+def test_a_start_that_goes_on_with_an_old_file_is_not_joined(fleet: Fleet, changed: bool, verb: str) -> None:
+    """systemd tries a unit again by itself: what it reads then may be the file of before."""
+    confs = (("a", conf(fleet, "a", GPUs="0")),)
+    reconcile.reconcile(fleet.host.world, Request((), confs), check=False)
+    unit = fleet.host.systemd.unit("mps-control@a.service")
+    fleet.host.kill(unit.main_pid)
+    unit.main_pid, unit.active_state, unit.sub_state = 0, "activating", "auto-restart"
+    if changed:
+        fleet.host.places.conf("a").write_text("half a fi")
+    fleet.host.systemd.acts.clear()
+    reconcile.reconcile(fleet.host.world, Request((), confs), check=False)
+    assert f"{verb} mps-control@a.service" in fleet.host.systemd.acts
+
+
+@pytest.mark.parametrize(("runs", "said"), [(True, 1), (False, 0)])
+def test_a_changed_unit_is_taken_at_the_next_start_and_that_is_said(fleet: Fleet, runs: bool, said: int) -> None:
+    unit = File(fleet.host.places.units / ours.UNIT, "[Service]\nExecStart=/bin/true\n")
+    confs = (("a", conf(fleet, "a", GPUs="0")),)
+    if runs:
+        reconcile.reconcile(fleet.host.world, Request((), confs), check=False)
+    pid = fleet.host.systemd.unit("mps-control@a.service").main_pid
+    answer = reconcile.reconcile(fleet.host.world, Request((unit,), confs), check=False)
+    assert answer.error is None
+    assert sum("take it at their next start" in line for line in answer.warnings) == said
+    assert not runs or fleet.host.systemd.unit("mps-control@a.service").main_pid == pid
+
+
+def test_a_withheld_restart_is_shown_by_status_and_taken_at_the_next_natural_one(fleet: Fleet) -> None:
+    at_work(fleet, "refuse")
+    answer = moved(fleet)
+    assert found(answer, "a", "restart-pending")["level"] == "warning"
+    assert "the daemon serves" in found(answer, "a", "restart-pending")["found"]
+    fleet.host.kill(fleet.host.running("a").pid)
+    fleet.host.start("a")
+    answer = moved(fleet)
+    # The GPU that it left then gets its saved compute mode back.
+    assert (answer.pending, [line.split(" (")[0] for line in answer.actions]) == (
+        [],
+        ["bring back the compute mode of GPU 0"],
+    )
+    assert gpu_of(answer, "a")["uuid"] == uuid(1)
+    assert not moved(fleet).changed
+
+
+@pytest.mark.parametrize("policy", ["wait", "terminate"])
+def test_a_client_that_leaves_in_time_is_waited_for(fleet: Fleet, policy: str) -> None:
+    daemon, pids = at_work(fleet, policy, clients=2)
+    door: list[bool] = []
+    daemon.before_command = lambda command: door.append(fleet.host.door_is_open("a"))
+    for number, pid in enumerate(pids):
+        fleet.host.clock.when(10 * (number + 1), lambda pid=pid: fleet.host.end(pid))  # type: ignore[misc]
+    answer = moved(fleet)
+    assert restarted(fleet, answer)
+    assert answer.error is None
+    assert (daemon.terminated, fleet.host.signals) == ([], [])
+    assert not all(door), "no new client while it waits"
+    assert fleet.host.door_is_open("a")
+    assert answer.instances["a"]["facts"]["drain"] is None
+    assert [line.split(": ")[:2] for line in answer.progress] == [
+        ["drain mps-control@a.service", said] for said in ("2 clients left", "1 client left", "no client is left")
+    ]
+    assert not any("client left" in warning for warning in answer.warnings)
+
+
+def test_wait_gives_up_after_its_bound_and_lets_clients_in_again(fleet: Fleet) -> None:
+    daemon, pids = at_work(fleet, "wait")
+    begun_s = fleet.host.clock.now_s
+    answer = moved(fleet)
+    assert not restarted(fleet, answer)
+    assert TIMEOUT_S <= fleet.host.clock.now_s - begun_s <= TIMEOUT_S + 2
+    assert daemon.servers[9001].clients == pids
+    assert (daemon.terminated, fleet.host.signals) == ([], [])
+    assert fleet.host.door_is_open("a")
+    assert [one["pid"] for one in answer.pending[0]["clients"]] == pids
+    assert any("1 client left" in warning for warning in answer.warnings)
+    assert not moved(fleet).changed, "a wait for nothing is no change"
+
+
+def test_terminate_waits_then_has_the_daemon_end_them_then_restarts(fleet: Fleet) -> None:
+    daemon, pids = at_work(fleet, "terminate", clients=2)
+    fleet.host.clock.when(10, lambda: fleet.host.end(pids[0]))
+    begun_s = fleet.host.clock.now_s
+    answer = moved(fleet)
+    assert restarted(fleet, answer)
+    assert answer.error is None
+    assert fleet.host.clock.now_s - begun_s >= TIMEOUT_S
+    assert daemon.terminated == pids[1:]
+    assert fleet.host.signals == [(pids[1], signal.SIGTERM)]
+    said = "\n".join(answer.progress)
+    assert said.index("2 clients left") < said.index("ended by the daemon") < said.index("SIGTERM")
+    assert [step["kind"] for step in answer.steps][-2:] == ["drain", "restart"]
+    assert fleet.host.door_is_open("a")
+
+
+def test_one_that_cannot_be_ended_keeps_its_daemon_and_hangs_nothing(fleet: Fleet) -> None:
+    daemon, pids = at_work(fleet, "terminate")
+    fleet.host.processes[pids[0]].state = "D"
+    daemon.answer_to_terminate = "1"
+    answer = moved(fleet)
+    assert not restarted(fleet, answer)
+    assert "answered 1" in "\n".join(answer.progress)
+    assert fleet.host.door_is_open("a")
+
+
+def test_one_in_the_kernel_that_the_daemon_took_off_is_in_nobodys_way(fleet: Fleet) -> None:
+    _, pids = at_work(fleet, "terminate")
+    fleet.host.processes[pids[0]].state = "D"
+    answer = moved(fleet)
+    assert restarted(fleet, answer)
+    assert "its process does not end (state D)" in "\n".join(answer.progress)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_daemon_that_does_not_answer_is_not_restarted_over_unseen_clients(fleet: Fleet, policy: str) -> None:
+    daemon, _ = at_work(fleet, policy)
+    daemon.not_served = True
+    answer = moved(fleet)
+    assert not restarted(fleet, answer)
+    assert "who is connected cannot be told" in answer.pending[0]["why"]
+    assert answer.pending[0]["clients"] == []
+
+
+@pytest.mark.parametrize("policy", ["wait", "terminate"])
+def test_with_check_the_drain_is_told_and_nothing_is_done(fleet: Fleet, policy: str) -> None:
+    at_work(fleet, policy)
+    before = fleet.host.snapshot()
+    answer = moved(fleet, check=True)
+    assert answer.changed
+    drain, restart = answer.steps[-2:]
+    assert (drain["kind"], drain["instance"], drain["ends_clients"]) == ("drain", "a", policy == "terminate")
+    assert f"wait up to {TIMEOUT_S} s for its 1 client" in drain["text"]
+    assert [client["command"] for client in drain["clients"]] == ["python3 serve.py"]
+    assert restart["kind"] == "restart"
+    assert answer.pending == [], "it is not known yet whether anything is withheld"
+    assert fleet.host.snapshot() == before
+    assert fleet.host.door_is_open("a")
+
+
+def test_an_instance_that_is_no_longer_desired_is_removed_by_consent(fleet: Fleet) -> None:
+    daemon, pids = at_work(fleet, "terminate")
+    answer = fleet.converge(b=conf(fleet, "b", GPUs="0"))
+    assert (answer.error, answer.pending) == (None, [])
+    assert daemon.terminated == pids
+    assert not fleet.host.places.conf("a").exists()
+    assert as_desired(answer, "b")
+
+
+def test_who_waits_for_the_gpu_of_another_gets_it_by_consent(fleet: Fleet) -> None:
+    _, pids = at_work(fleet, "wait")
+    fleet.host.clock.when(5, lambda: fleet.host.end(pids[0]))
+    answer = fleet.run(False, {"a": conf(fleet, "a", GPUs="2"), "b": conf(fleet, "b", GPUs="0")})
+    assert (answer.error, answer.pending) == (None, [])
+    assert [gpu_of(answer, name)["index"] for name in "ab"] == [2, 0]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_drain_of_an_operator_outlasts_the_run(fleet: Fleet, policy: str) -> None:
+    at_work(fleet, policy, clients=0)
+    drains.mark(fleet.host.world, "a")
+    answer = moved(fleet)
+    assert restarted(fleet, answer)
+    assert answer.error is None
+    assert not fleet.host.door_is_open("a")
+    assert any("a: drained since" in warning for warning in answer.warnings)
+
+
+def test_a_removed_instance_that_comes_back_is_not_drained(fleet: Fleet) -> None:
+    desired = {"_0": conf(fleet), "_1": conf(fleet, "1")}
+    fleet.converge(**desired)
+    drains.mark(fleet.host.world, "1")
+    fleet.converge(_0=conf(fleet))
+    assert fleet.converge(**desired).error is None
+    assert fleet.host.door_is_open("1")
+
+
+@pytest.mark.parametrize(("clients", "restarts"), [(0, True), (1, False)])
+def test_a_daemon_whose_file_was_replaced_is_restarted_where_nobody_is_in_the_way(
+    fleet: Fleet, clients: int, restarts: bool
+) -> None:
+    daemon, _ = at_work(fleet, "refuse", clients)
+    desired = {"a": conf(fleet, "a", GPUs="0")}
+    assert not fleet.run(False, desired).changed
+    fleet.host.processes[daemon.pid].replaced = "the daemon's file was replaced after its start"
+    answer = fleet.run(False, desired)
+    assert answer.error is None
+    assert restarted(fleet, answer) == restarts
+    assert (fleet.host.running("a") is daemon) != restarts
+
+
+def test_a_changed_limit_alone_never_follows_the_policy(fleet: Fleet) -> None:
+    """What limits.yml asks for restarts nothing, whoever would allow it."""
+    daemon, pids = at_work(fleet, "terminate")
+    fleet.host.processes[daemon.pid].replaced = "the daemon's file was replaced after its start"
+    fleet.more["atomic"] = True
+    answer = fleet.converge(a=conf(fleet, "a", GPUs="0", DeviceMemoryLimit="6G"))
+    assert (answer.error, answer.refused) == (None, None)
+    assert daemon.servers[9001].clients == pids
+    assert [entry["instance"] for entry in answer.pending] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("on_clients", "kill"), ("on_clients", None), ("drain_timeout_s", 0), ("drain_timeout_s", "5m")],
+)
+def test_another_policy_is_refused_by_name(fleet: Fleet, key: str, value: object) -> None:
+    fleet.more[key] = value
+    with pytest.raises(BadValue) as refused_:
+        fleet.request({})
+    assert refused_.value.variable == f"mps_{key}"
