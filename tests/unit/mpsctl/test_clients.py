@@ -7,13 +7,15 @@ from typing import Optional
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mpsctl.observe.status import Status
 
 from fakes import FakeDaemon, Host, uuid
-from mpsctl.cli import render
+from mpsctl.checks import report, words
+from mpsctl.checks.judgement import STATUS
 from mpsctl.model import client_variable
-from mpsctl.observe import clients, status
-from mpsctl.observe.clients import Client
+from mpsctl.model.finding import OK, RELOAD, UNKNOWN, Check
+from mpsctl.observe import clients
+from mpsctl.observe import host as host_look
+from mpsctl.observe.facts import ClientFacts, InstanceFacts
 
 MIB = 1 << 20
 SERVER = 9001
@@ -21,9 +23,18 @@ DESIRED = {"DeviceMemoryLimit": "4G", "ComputeMode": "exclusive_process"}
 anywhere = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def look(host: Host, name: str = "0") -> Status:
-    (found,) = status.status_of_all(host.world, [name])
-    return found
+def look(host: Host, name: str = "0") -> InstanceFacts:
+    return host_look.look(host.world, [name]).instances[name]
+
+
+def amiss(host: Host, name: str = "0") -> list[str]:
+    """What of an instance is critical or warns, by the checks' ids; a default mode of a test aside."""
+    found = report.report(host_look.look(host.world, [name]), STATUS)
+    return [one.name for one in found.amiss(name)]
+
+
+def of_check(host: Host, check: str, name: str = "0") -> Check:
+    return report.report(host_look.look(host.world, [name]), STATUS).check(name, check)
 
 
 def begin(host: Host, name: str = "0", **values: object) -> FakeDaemon:
@@ -59,7 +70,7 @@ def hold(host: Host, pid: int, mib: Optional[int], gpu: int = 0) -> None:
     host.nvml.held_mib.setdefault(uuid(gpu), {})[pid] = mib
 
 
-def of_pid(found: Status, pid: int) -> Client:
+def of_pid(found: InstanceFacts, pid: int) -> ClientFacts:
     return next(client for server in found.servers for client in server.clients if client.pid == pid)
 
 
@@ -69,9 +80,9 @@ def of_pid(found: Status, pid: int) -> Client:
 @pytest.mark.usefixtures("daemon")
 def test_a_servers_limit_is_shown_to_the_byte(host: Host) -> None:
     (value,) = look(host).servers[0].values
-    assert (value.log, value.log_bytes) == ("0x100000000 bytes (4096 MiB)", 4096 * MIB)
+    assert value.desired.said_bytes == 4096 * MIB
     assert value.in_force
-    assert look(host).values[0].log is None, "no log tells the bytes of a default"
+    assert look(host).values[0].desired.said_bytes == 4096 * MIB, "the control daemon echoes the command (535 to 580)"
 
 
 @pytest.mark.parametrize("really_mib", [4097, 4500, 5119])
@@ -80,21 +91,37 @@ def test_a_limit_that_the_getter_rounds_to_the_desired_one_is_not_in_force(
 ) -> None:
     """Somebody set it by hand: the daemon shows 4G for each of them, and our record still says 4096 MiB."""
     daemon.ask([f"set_device_pinned_mem_limit {SERVER} 0 {really_mib}M"])
-    found = look(host)
-    (value,) = found.servers[0].values
+    (value,) = look(host).servers[0].values
     assert (value.shown, value.in_force) == ("4G", False)
-    assert found.reload_needed
-    assert found.findings == [
-        f"memory limit of device 0 (server {SERVER}): the server's log says 0x{really_mib * MIB:x} bytes"
-        f" ({really_mib} MiB), desired 4096 MiB"
-    ]
+    found = of_check(host, "memory-limit")
+    assert (amiss(host), found.mends) == (["memory-limit"], RELOAD)
+    assert f"(server {SERVER}): the daemon shows 4G, the server's log says {really_mib} MiB" in found.found
+
+
+@pytest.mark.usefixtures("daemon")
+@pytest.mark.parametrize("by_hand", ["5119M", "4097m", "4500MB", "5119"])
+def test_a_default_set_by_hand_that_reads_back_as_the_desired_one_is_not_in_force(host: Host, by_hand: str) -> None:
+    """The getter shows 4G for it, and our record still says 4096 MiB; the daemon's own log has the command."""
+    host.running().ask([f"set_default_device_pinned_mem_limit 0 {by_hand}"])
+    assert (amiss(host), of_check(host, "memory-limit").mends) == (["memory-limit"], RELOAD)
+    change_limit(host, "4G")
+    assert host.running().limits == {"0": 4096 * MIB}
+    assert amiss(host) == []
+
+
+def test_without_a_log_a_reload_sets_what_is_not_known_to_the_byte(host: Host, daemon: FakeDaemon) -> None:
+    daemon.ask(["set_default_device_pinned_mem_limit 0 5119M"])
+    daemon.log.clear()
+    assert amiss(host) == [], "nobody can tell"
+    change_limit(host, "4G")
+    assert daemon.limits == {"0": 4096 * MIB}
 
 
 def test_a_reload_brings_such_a_limit_back(host: Host, daemon: FakeDaemon) -> None:
     daemon.ask([f"set_device_pinned_mem_limit {SERVER} 0 4500M"])
     change_limit(host, "4G")
     assert daemon.servers[SERVER].limits == {"0": 4096 * MIB}
-    assert look(host).findings == []
+    assert amiss(host) == []
 
 
 @given(really_mib=st.integers(1, 200_000), desired_mib=st.integers(1, 140_000))
@@ -109,18 +136,17 @@ def test_in_force_means_the_very_bytes(host: Host, really_mib: int, desired_mib:
 
 def test_where_the_journal_has_no_line_getter_and_record_decide(host: Host, daemon: FakeDaemon) -> None:
     daemon.log.clear()
-    found = look(host)
-    (value,) = found.servers[0].values
-    assert (value.log, value.log_bytes, value.in_force) == ("cannot tell, the journal has no line", None, True)
-    assert found.as_desired
+    (value,) = look(host).servers[0].values
+    assert (value.desired.said_bytes, value.in_force) == (None, True)
+    assert amiss(host) == []
     daemon.servers[SERVER].limits["0"] = 8192 * MIB
-    assert not look(host).as_desired
+    assert amiss(host) == ["memory-limit"]
 
 
 def test_a_line_that_is_still_on_its_way_is_waited_for(host: Host, daemon: FakeDaemon) -> None:
     change_limit(host, "6G")
     host.systemd.late = 1
-    assert look(host).findings == []
+    assert amiss(host) == []
     assert daemon.servers[SERVER].limits == {"0": 6144 * MIB}
 
 
@@ -130,14 +156,14 @@ def test_a_server_may_name_its_device_by_uuid(host: Host, key: str) -> None:
     daemon.limits = {key: 4096 * MIB}
     daemon.start_server(SERVER, clients=[host.client()])
     found = look(host, "a")
-    assert found.servers[0].values[0].log_bytes == 4096 * MIB
+    assert found.servers[0].values[0].desired.said_bytes == 4096 * MIB
     assert found.servers[0].clients[0].limits_mib == [4096]
 
 
 def test_of_two_names_for_one_device_the_last_that_was_set_counts(host: Host, daemon: FakeDaemon) -> None:
     for key, mib in (("0", 1024), (uuid(0), 2048), ("0", 4096)):
         daemon.write("Server", SERVER, f"Device pinned memory limit for device {key} set to 0x{mib * MIB:x} bytes")
-    assert look(host).servers[0].values[0].log_bytes == 4096 * MIB
+    assert look(host).servers[0].values[0].desired.said_bytes == 4096 * MIB
 
 
 def test_ordinals_are_the_daemons_own_whatever_the_host_calls_the_gpu(host: Host) -> None:
@@ -151,8 +177,8 @@ def test_ordinals_are_the_daemons_own_whatever_the_host_calls_the_gpu(host: Host
         daemon.connect(SERVER, pid)
     found = look(host, "d")
     assert found.servers[0].values[0].in_force
-    assert of_pid(found, good).bypassed is None
-    assert "names device 3, which the client cannot see" in str(of_pid(found, bad).bypassed)
+    assert of_pid(found, good).bypass is None
+    assert of_pid(found, bad).bypass == client_variable.Bypass("3=1G", "3=1G", "3")
 
 
 def test_a_command_that_was_given_is_no_proof_that_it_holds(host: Host, daemon: FakeDaemon) -> None:
@@ -162,24 +188,13 @@ def test_a_command_that_was_given_is_no_proof_that_it_holds(host: Host, daemon: 
     assert not look(host).servers[0].values[0].in_force
 
 
-@pytest.mark.usefixtures("daemon")
-def test_a_host_on_which_nobody_works_does_not_pay_for_it(host: Host) -> None:
-    begin(host, "1")
-    reads, opened = host.systemd.journal_reads, host.nvml.times_opened
-    look(host, "1")
-    assert (host.systemd.journal_reads - reads, host.nvml.times_opened - opened) == (0, 1)
-    look(host, "0")
-    assert host.systemd.journal_reads - reads == 1
-    assert host.nvml.times_opened - opened == 2, "a server without clients holds nothing that NVML is asked for"
-
-
 def test_a_percentage_of_a_server_is_read_from_it_and_from_no_utilisation(host: Host) -> None:
     """B12: a daemon that was told too late has 100, whatever the desired state."""
     daemon = begin(host, ActiveThreadPercentage=50)
     daemon.start_server(SERVER).percentage = 100.0
-    assert look(host).findings == [
-        f"active thread percentage (server {SERVER}): the daemon shows 100.0, desired 50 %",
-    ]
+    assert amiss(host) == ["thread-percentage"]
+    found = of_check(host, "thread-percentage").found
+    assert found == f"active thread percentage (server {SERVER}): the daemon shows 100.0, desired 50 %"
 
 
 @pytest.mark.parametrize("served", [uuid(0), f"{uuid(0)},{uuid(2)}", "", "0"])
@@ -189,9 +204,7 @@ def test_a_daemon_that_serves_other_gpus_than_desired_is_told(host: Host, served
     environment = host.processes[daemon.pid].environment
     assert environment is not None
     environment["CUDA_VISIBLE_DEVICES"] = served
-    found = look(host, "all")
-    assert not found.as_desired
-    assert any(f"desired {uuid(0)}, {uuid(1)}, {uuid(2)}" in finding for finding in found.findings)
+    assert f"desired {uuid(0)}, {uuid(1)}, {uuid(2)}" in of_check(host, "restart-pending", "all").found
 
 
 # -- clients
@@ -205,8 +218,8 @@ def test_every_client_is_described(host: Host, daemon: FakeDaemon) -> None:
     assert client.since is not None
     assert client.since.startswith("2026-11-29 14:")
     assert (client.limits_mib, client.memory_mib) == ([4096], [900])
-    assert (client.older, client.bypassed, client.unlimited, client.cannot_tell) == (None, None, None, None)
-    assert look(host).as_desired
+    assert (client.older, client.bypass, client.unlimited, client.limit_untold) == ((), None, False, False)
+    assert amiss(host) == []
 
 
 def test_a_changed_limit_costs_nobody_anything_and_tells_old_clients_from_new(host: Host, daemon: FakeDaemon) -> None:
@@ -217,14 +230,15 @@ def test_a_changed_limit_costs_nobody_anything_and_tells_old_clients_from_new(ho
     new = join(host, daemon)
     found = look(host)
     assert host.systemd.acts == ["reload mps-control@0.service"]
-    assert found.as_desired
-    assert found.restart_needed is None
+    assert amiss(host) == []
     assert host.running() is daemon
     for pid in old:
         client = of_pid(found, pid)
         assert client.limits_mib == [4096]
-        assert client.older == f"holds 4096 MiB since {client.since}, desired 6144 MiB: connected before the change"
-    assert (of_pid(found, new).limits_mib, of_pid(found, new).older) == ([6144], None)
+        assert (
+            words.older(client) == f"holds 4096 MiB since {client.since}, desired 6144 MiB: connected before the change"
+        )
+    assert (of_pid(found, new).limits_mib, of_pid(found, new).older) == ([6144], ())
 
 
 @given(limits_mib=st.lists(st.integers(1, 140_000), min_size=1, max_size=6))
@@ -239,11 +253,11 @@ def test_a_client_holds_the_limit_of_its_moment_through_any_number_of_changes(
         change_limit(host, f"{mib}M")
         pids[join(host, daemon)] = mib
     found = look(host)
-    assert found.as_desired
+    assert amiss(host) == []
     for pid, mib in pids.items():
         client = of_pid(found, pid)
         assert client.limits_mib == [mib]
-        assert (client.older is None) == (mib == limits_mib[-1])
+        assert (client.older == ()) == (mib == limits_mib[-1])
 
 
 def test_clients_of_several_gpus_have_a_limit_on_each(host: Host) -> None:
@@ -257,7 +271,7 @@ def test_clients_of_several_gpus_have_a_limit_on_each(host: Host) -> None:
     found = look(host, "pair")
     assert (of_pid(found, pid).limits_mib, of_pid(found, pid).memory_mib) == ([4096, 4096], [500, 700])
     assert of_pid(found, late).limits_mib == [4096, 512]
-    assert "512 MiB on device 1" in str(of_pid(found, late).older)
+    assert [(one.ordinal, one.limit_mib) for one in of_pid(found, late).older] == [(1, 512)]
 
 
 def test_a_client_that_got_in_before_any_limit_is_a_finding(host: Host) -> None:
@@ -270,20 +284,19 @@ def test_a_client_that_got_in_before_any_limit_is_a_finding(host: Host) -> None:
     change_limit(host, "4G")
     late = join(host, daemon)
     found = look(host)
-    assert not found.as_desired
-    assert found.findings == found.client_findings
-    (finding,) = found.findings
-    assert f"client {early} " in finding
-    assert "got in without a limit: its server had no limit for device 0 when it connected" in finding
-    assert of_pid(found, late).unlimited is None
+    assert of_pid(found, early).without == (0,)
+    assert not of_pid(found, late).unlimited
+    check = of_check(host, "client-limits")
+    assert check.facts["pids"] == [early]
+    assert "its server had no limit for device 0 when it connected" in check.found
 
 
 def test_without_the_servers_first_line_a_missing_limit_line_proves_nothing(host: Host, daemon: FakeDaemon) -> None:
     pid = join(host, daemon)
     del daemon.log[:-1]
     found = look(host)
-    assert found.as_desired
-    assert of_pid(found, pid).cannot_tell == "the journal has no line of its server's limit"
+    assert of_pid(found, pid).limit_untold
+    assert (amiss(host), of_check(host, "client-limits").level) == ([], UNKNOWN)
 
 
 def test_where_no_limit_is_desired_there_is_none_to_bypass(host: Host) -> None:
@@ -291,8 +304,8 @@ def test_where_no_limit_is_desired_there_is_none_to_bypass(host: Host) -> None:
     daemon.start_server(SERVER)
     pid = join(host, daemon, "1=1G")
     found = look(host)
-    assert found.as_desired
-    assert of_pid(found, pid).bypassed is None
+    assert of_pid(found, pid).bypass is None
+    assert of_check(host, "client-limits").level == OK
 
 
 def test_limits_are_per_process_and_may_add_up_to_more_than_there_is(host: Host) -> None:
@@ -301,13 +314,12 @@ def test_limits_are_per_process_and_may_add_up_to_more_than_there_is(host: Host)
     daemon.start_server(SERVER)
     for _ in range(3):
         join(host, daemon)
-    assert look(host).notes == []
+    assert of_check(host, "limits-together").evidence == ()
     join(host, daemon)
-    found = look(host)
-    assert found.as_desired
-    (note,) = found.notes
-    assert "4 client processes add up to 163840 MiB of 143771 MiB" in note
-    assert "per process, not per service or container" in note
+    check = of_check(host, "limits-together")
+    assert check.level == OK
+    assert "4 client processes add up to 163840 MiB of 143771 MiB" in check.found
+    assert "per process, not per service or container" in check.found
 
 
 # -- limit bypasses
@@ -318,13 +330,12 @@ def test_each_limit_bypass_is_named_within_one_status(host: Host, daemon: FakeDa
     """The first three were measured (driver 580, H200); B01: no device before the amount, or bytes."""
     other = join(host, daemon, "0=1G")
     pid = join(host, daemon, variable)
-    found = look(host)
-    assert not found.as_desired
-    (finding,) = found.findings
-    assert f"client {pid} (python3 serve.py, user " in finding
-    assert f"of server {SERVER} bypassed its limit: {client_variable.VARIABLE}={variable}:" in finding
-    assert of_pid(found, other).bypassed is None
-    assert not found.reload_needed, "no reload can mend it"
+    found = of_check(host, "client-limits")
+    assert found.facts["pids"] == [pid]
+    assert f"client {pid} (python3 serve.py, user " in found.found
+    assert f"has no limit: {client_variable.VARIABLE}={variable}:" in found.found
+    assert found.mends != RELOAD, "no reload can mend it"
+    assert of_pid(look(host), other).bypass is None
 
 
 @given(variable=st.text(st.characters(blacklist_characters="=\0", blacklist_categories=["Cs"]), max_size=20))
@@ -333,7 +344,7 @@ def test_any_value_without_a_device_is_a_limit_bypass(host: Host, variable: str)
     daemon = begin(host)
     daemon.start_server(SERVER)
     pid = join(host, daemon, variable)
-    assert of_pid(look(host), pid).bypassed is not None
+    assert of_pid(look(host), pid).bypass is not None
 
 
 @given(
@@ -347,16 +358,15 @@ def test_no_value_that_this_program_writes_is_a_limit_bypass(host: Host, limits_
     daemon = begin(host, "pair", GPUs="2 0")
     daemon.start_server(SERVER)
     pid = join(host, daemon, client_variable.render(limits_mib))
-    found = look(host, "pair")
-    assert found.as_desired
-    assert of_pid(found, pid).bypassed is None
+    assert of_check(host, "client-limits", "pair").level == OK
+    assert of_pid(look(host, "pair"), pid).bypass is None
 
 
 def test_more_memory_than_its_limit_is_a_limit_bypass_for_certain(host: Host, daemon: FakeDaemon) -> None:
     pid = join(host, daemon)
     hold(host, pid, 30_000)
-    (finding,) = look(host).findings
-    assert "bypassed its limit: it holds 30000 MiB on device 0, above its limit of 4096 MiB" in finding
+    assert of_pid(look(host), pid).over[0].limit_mib == 4096
+    assert "it holds 30000 MiB on device 0, above its limit of 4096 MiB" in of_check(host, "client-limits").found
 
 
 @pytest.mark.parametrize("held_mib", [0, 4096, 4096 + clients.TOLERANCE_MIB, None])
@@ -365,25 +375,25 @@ def test_a_client_at_the_edge_of_its_limit_has_not_bypassed_it(
 ) -> None:
     pid = join(host, daemon)
     hold(host, pid, held_mib)
-    assert look(host).as_desired
+    assert of_pid(look(host), pid).over == ()
+    assert of_check(host, "client-limits").level == OK
 
 
 def test_an_old_client_is_held_against_its_own_limit(host: Host, daemon: FakeDaemon) -> None:
     pid = join(host, daemon)
     hold(host, pid, 4000)
     change_limit(host, "2G")
-    found = look(host)
-    assert found.as_desired
-    assert of_pid(found, pid).older is not None
+    assert of_check(host, "client-limits").level == OK
+    assert of_pid(look(host), pid).older != ()
 
 
 def test_memory_without_a_known_limit_is_not_judged(host: Host, daemon: FakeDaemon) -> None:
     pid = join(host, daemon)
     hold(host, pid, 30_000)
     daemon.log.clear()
-    found = look(host)
-    assert found.as_desired
-    assert "holds 30000 MiB" in str(of_pid(found, pid).cannot_tell)
+    assert not of_pid(look(host), pid).unlimited
+    check = of_check(host, "client-limits")
+    assert (check.level, "holds 30000 MiB" in check.found) == (UNKNOWN, True)
 
 
 @pytest.mark.parametrize("nvml", ["tells nothing", "is gone"])
@@ -394,37 +404,12 @@ def test_an_nvml_that_does_not_tell_is_no_limit_bypass(host: Host, daemon: FakeD
     else:
         host.nvml.driver_up = False
     client = of_pid(look(host), pid)
-    assert (client.memory_mib, client.bypassed) == ([None], None)
+    assert (client.memory_mib, client.bypass, client.over) == ([None], None, ())
 
 
 def test_an_environment_that_cannot_be_read_cannot_be_told(host: Host, daemon: FakeDaemon) -> None:
     pid = join(host, daemon, "1G")
     host.processes[pid].environment = None
-    found = look(host)
-    assert found.as_desired
-    assert of_pid(found, pid).cannot_tell == "its environment cannot be read"
-
-
-# -- what a person reads
-
-
-def test_a_person_reads_it_all_in_one_line_per_client(
-    host: Host, daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
-) -> None:
-    old, bad = join(host, daemon), join(host, daemon, "1G")
-    hold(host, old, 600)
-    change_limit(host, "6G")
-    render.status([look(host)], host.places.configuration, [])
-    said = capsys.readouterr().out.splitlines()
-    (line,) = [text for text in said if f"client {old} " in text]
-    assert "limit 4096 MiB, holds 600 MiB, since 2026-11-29" in line
-    assert "older limit: holds 4096 MiB since" in line
-    assert sum(f"client {bad} " in text for text in said) == 2, "in the list and among the findings"
-    assert any("its log: 0x180000000 bytes (6144 MiB)" in text for text in said)
-
-
-def test_clients_are_plain_data(host: Host, daemon: FakeDaemon) -> None:
-    pid = join(host, daemon)
-    (server,) = look(host).as_json()["servers"]
-    assert server["clients"][0]["pid"] == pid
-    assert server["values"][0]["log_bytes"] == 4096 * MIB
+    assert not of_pid(look(host), pid).readable
+    check = of_check(host, "client-limits")
+    assert (check.level, "its environment cannot be read" in check.found) == (UNKNOWN, True)

@@ -12,7 +12,7 @@ from fakes import H200_MIB, FakeDaemon, h200, split_by_mig, uuid
 from mpsctl.model import quantity
 from mpsctl.model.errors import NotReady
 from mpsctl.model.instance import Instance
-from mpsctl.store.desired_values import Desired, memory_of, steps
+from mpsctl.store.desired_values import Desired, memory_of, values
 from mpsctl.store.record import InForce
 
 
@@ -22,7 +22,7 @@ def known(*limits_mib: Optional[int]) -> InForce:
 
 def test_the_defaults_are_set_per_ordinal_and_in_whole_mib() -> None:
     desired = Desired((4096, None, 1536), 50.0, 1)
-    assert [(step.setter, step.getter, step.reads) for step in steps(desired, None)] == [
+    assert [(value.setter, value.getter, value.reads) for value in values(desired, None)] == [
         ("set_default_device_pinned_mem_limit 0 4096M", "get_default_device_pinned_mem_limit 0", "4G"),
         ("set_default_device_pinned_mem_limit 2 1536M", "get_default_device_pinned_mem_limit 2", "1G"),
         ("set_default_active_thread_percentage 50", "get_default_active_thread_percentage", "50.0"),
@@ -31,14 +31,14 @@ def test_the_defaults_are_set_per_ordinal_and_in_whole_mib() -> None:
 
 
 def test_a_server_is_named_by_its_pid_and_has_no_priority_of_its_own() -> None:
-    assert [(step.setter, step.getter) for step in steps(Desired((4096,), 12.5, 1), None, "77")] == [
+    assert [(value.setter, value.getter) for value in values(Desired((4096,), 12.5, 1), None, "77")] == [
         ("set_device_pinned_mem_limit 77 0 4096M", "get_device_pinned_mem_limit 77 0"),
         ("set_active_thread_percentage 77 12.5", "get_active_thread_percentage 77"),
     ]
 
 
 def test_what_is_not_managed_is_neither_set_nor_asked() -> None:
-    assert steps(Desired((None, None), None, None), None) == []
+    assert values(Desired((None, None), None, None), None) == []
 
 
 def test_a_share_is_taken_of_each_device() -> None:
@@ -47,20 +47,20 @@ def test_a_share_is_taken_of_each_device() -> None:
 
 
 def test_below_one_gib_the_getter_is_proof_enough() -> None:
-    (step,) = steps(Desired((900,), None, None), None)
-    assert step.in_force(["900M"])
-    assert not step.in_force(["800M"])
-    assert not step.in_force([])
+    (value,) = values(Desired((900,), None, None), None)
+    assert value.in_force(["900M"])
+    assert not value.in_force(["800M"])
+    assert not value.in_force([])
 
 
 def test_from_one_gib_on_the_getter_proves_a_limit_only_together_with_what_was_set() -> None:
     """It shows 1G for 1024 to 2047 MiB."""
     desired = Desired((1536,), None, None)
-    assert not steps(desired, None)[0].in_force(["1G"])
-    assert not steps(desired, known(1024))[0].in_force(["1G"])
-    assert not steps(desired, known())[0].in_force(["1G"])
-    assert steps(desired, known(1536))[0].in_force(["1G"])
-    assert not steps(desired, known(1536))[0].in_force(["2G"])
+    assert not values(desired, None)[0].in_force(["1G"])
+    assert not values(desired, known(1024))[0].in_force(["1G"])
+    assert not values(desired, known())[0].in_force(["1G"])
+    assert values(desired, known(1536))[0].in_force(["1G"])
+    assert not values(desired, known(1536))[0].in_force(["2G"])
 
 
 def test_memory_is_that_of_the_gpu_or_of_the_mig_device() -> None:
@@ -81,7 +81,7 @@ def test_what_is_set_reads_back_from_a_daemon_as_the_step_says(
     limits_mib: list[Optional[int]], percentage: Optional[float], priority: Optional[int]
 ) -> None:
     daemon = FakeDaemon()
-    for step in steps(Desired(tuple(limits_mib), percentage, priority), known(*limits_mib)):
-        daemon.ask([step.setter])
-        assert step.in_force(daemon.ask([step.getter])[0]), step
+    for value in values(Desired(tuple(limits_mib), percentage, priority), known(*limits_mib)):
+        daemon.ask([value.setter])
+        assert value.in_force(daemon.ask([value.getter])[0]), value
     assert daemon.limits == {str(n): mib << 20 for n, mib in enumerate(limits_mib) if mib is not None}

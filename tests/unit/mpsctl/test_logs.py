@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Optional
 
 import pytest
@@ -107,7 +108,7 @@ def test_every_line_that_is_read_gets_through_the_journals_filter() -> None:
     gone = "[2026-11-29 14:57:40.225 Server   428] Client process 426 disconnected\n"
     text = ONE_START + CHANGE + LATER_CLIENT + gone + queued + ended
     kept = "\n".join(line for line in text.splitlines() if re.search(daemon_log.WANTED, line))
-    assert read(kept) == read(text)
+    assert replace(read(kept), lines=0) == replace(read(text), lines=0)
 
 
 @pytest.mark.parametrize(

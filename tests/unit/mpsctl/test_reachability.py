@@ -7,8 +7,9 @@ from typing import Optional
 
 import pytest
 
+from mpsctl.checks import words
 from mpsctl.model import mps_variables
-from mpsctl.observe import reachability
+from mpsctl.observe import process_facts, reachability
 from mpsctl.observe.reachability import User
 
 PUBLIC = Path("/run/nvidia-mps/0")
@@ -34,9 +35,11 @@ def test_who_may_enter(root: Path, mode: int, user: User, enters: bool) -> None:
     found = reachability.closed_directory(closed / "b", user, top=root)
     assert (found is None) == enters
     if found:
-        assert found.line.startswith(f"{closed}, on the way")
-        assert f"mode {mode:04o}" in found.line
-        assert found.remedy.startswith(f"`chmod o+x {closed}`")
+        assert (found.path, found.mode) == (closed, mode)
+        told = words.obstacle(found)
+        assert told.line.startswith(f"{closed}, on the way")
+        assert f"mode {mode:04o}" in told.line
+        assert told.remedy.startswith(f"`chmod o+x {closed}`")
 
 
 @pytest.mark.parametrize(
@@ -58,8 +61,11 @@ def test_the_first_closed_one_is_named_and_the_way_begins_where_it_is_told(root:
     inner.mkdir(parents=True)
     for directory in (outer, inner):
         directory.chmod(0o700)
-    assert str(reachability.closed_directory(inner, User(None), top=root)).startswith(f"{outer},")
-    assert str(reachability.closed_directory(inner, User(None), top=inner)).startswith(f"{inner},")
+    first = reachability.closed_directory(inner, User(None), top=root)
+    last = reachability.closed_directory(inner, User(None), top=inner)
+    assert first is not None
+    assert last is not None
+    assert (first.path, last.path) == (outer, inner)
 
 
 def test_what_a_process_sees_lies_below_its_own_root(root: Path) -> None:
@@ -68,26 +74,28 @@ def test_what_a_process_sees_lies_below_its_own_root(root: Path) -> None:
     (root / "run/x").mkdir()
     assert not reachability.absent(Path("/run/x"), root)
     (root / "run").chmod(0o700)
-    assert "/run, on the way" in str(reachability.closed_directory(Path("/run/x"), User(31001), root))
+    closed = reachability.closed_directory(Path("/run/x"), User(31001), root)
+    assert closed is not None
+    assert (closed.kind, closed.path) == (process_facts.DIRECTORY_CLOSED, Path("/run"))
 
 
 @pytest.mark.parametrize(
     ("environment", "wrong"),
     [
-        ({}, "CUDA_MPS_PIPE_DIRECTORY=(none) instead of /run/nvidia-mps/0"),
-        ({"CUDA_MPS_PIPE_DIRECTORY": ""}, "CUDA_MPS_PIPE_DIRECTORY=(none) instead of /run/nvidia-mps/0"),
-        ({"CUDA_MPS_PIPE_DIRECTORY": "/run/nvidia-mps/1"}, "=/run/nvidia-mps/1 instead of"),
+        ({}, process_facts.UNSET),
+        ({"CUDA_MPS_PIPE_DIRECTORY": ""}, process_facts.UNSET),
+        ({"CUDA_MPS_PIPE_DIRECTORY": "/run/nvidia-mps/1"}, process_facts.OTHER_DIRECTORY),
         ({"CUDA_MPS_PIPE_DIRECTORY": "/run/nvidia-mps/0/"}, None),
         ({"CUDA_MPS_PIPE_DIRECTORY": str(PUBLIC), "CUDA_VISIBLE_DEVICES": "1"}, None),
-        ({"CUDA_MPS_PIPE_DIRECTORY": str(PUBLIC), "CUDA_VISIBLE_DEVICES": "2"}, "names no GPU of this instance"),
-        ({"CUDA_MPS_PIPE_DIRECTORY": str(PUBLIC), "CUDA_VISIBLE_DEVICES": ""}, "names no GPU of this instance"),
+        ({"CUDA_MPS_PIPE_DIRECTORY": str(PUBLIC), "CUDA_VISIBLE_DEVICES": "2"}, process_facts.NO_GPU_OF_IT),
+        ({"CUDA_MPS_PIPE_DIRECTORY": str(PUBLIC), "CUDA_VISIBLE_DEVICES": ""}, process_facts.NO_GPU_OF_IT),
         ({"CUDA_MPS_PIPE_DIRECTORY": str(PUBLIC), "CUDA_VISIBLE_DEVICES": "GPU-bbbb"}, None),
-        ({"CUDA_MPS_PIPE_DIRECTORY": str(PUBLIC), "CUDA_VISIBLE_DEVICES": "GPU-cccc"}, "names no GPU"),
+        ({"CUDA_MPS_PIPE_DIRECTORY": str(PUBLIC), "CUDA_VISIBLE_DEVICES": "GPU-cccc"}, process_facts.NO_GPU_OF_IT),
     ],
 )
 def test_variables_that_lead_elsewhere(environment: dict[str, str], wrong: Optional[str]) -> None:
     found = reachability.wrong_variables(environment, PUBLIC, DEVICES)
-    assert found is None if wrong is None else wrong in str(found)
+    assert (found.kind if found else None) == wrong
 
 
 @pytest.mark.parametrize("name", mps_variables.KNOWN)

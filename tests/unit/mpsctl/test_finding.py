@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from mpsctl.model import finding
-from mpsctl.model.finding import CANNOT_TELL, FAIL, PASS, WARN
+from mpsctl.model.finding import CRITICAL, OK, UNKNOWN, WARNING
 
 
 @pytest.mark.parametrize(
     ("levels", "worst", "code"),
     [
-        ([], PASS, 0),
-        ([PASS, PASS], PASS, 0),
-        ([PASS, CANNOT_TELL], CANNOT_TELL, 3),
-        ([CANNOT_TELL, WARN], WARN, 1),
-        ([WARN, FAIL, CANNOT_TELL], FAIL, 2),
+        ([], OK, 0),
+        ([OK, OK], OK, 0),
+        ([OK, UNKNOWN], UNKNOWN, 3),
+        ([UNKNOWN, WARNING], WARNING, 1),
+        ([WARNING, CRITICAL, UNKNOWN], CRITICAL, 2),
     ],
 )
 def test_the_worst_decides_and_sets_the_exit_code(levels: list[str], worst: str, code: int) -> None:
     assert finding.worst(levels) == worst
-    assert finding.exit_code(levels) == code
+    assert finding.plugin_exit_code(levels) == code
