@@ -1,26 +1,28 @@
 """A consultation: what somebody brings (an error, a log, a process, files) or the host itself, and what is made of it.
 
-Nothing is ever written or changed, and every wait has a bound.
+The host is looked at once, whatever is asked. Nothing is ever written or changed, and every wait has a bound.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Sequence
+from functools import cached_property
+from typing import Any, Collection, Sequence
 
 from mpsctl.adapters import bounded, hardware, procfs
 from mpsctl.causes import apple_gpu, containers, host, log, memory, of_checks, process, symptoms, units
+from mpsctl.causes import seen as seen_once
 from mpsctl.causes.diagnosis import CERTAIN, POSSIBLE, Diagnosis, in_order
-from mpsctl.model import foreign
+from mpsctl.causes.seen import Seen
 from mpsctl.model.errors import BadValue, NotReady
-from mpsctl.model.finding import Check
+from mpsctl.model.foreign import shown
 from mpsctl.model.instance import Instance
 from mpsctl.store import configuration
 from mpsctl.store.world import World
 
-_MOST_OF_LINE = 500
 TIMEOUT_S = 60.0
-"""Above the bounds inside, for NVML and each daemon: it is met only where /proc, a file system or systemd hangs."""
+"""For what is looked at beside the facts: logs, units and scripts of others, the kernel's log; or for one process."""
+_LINE_CHARACTERS = 500
 
 
 @dataclass(frozen=True)
@@ -50,64 +52,148 @@ class Answer:
     diagnoses: list[Diagnosis] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        return {"understood": self.understood, "diagnoses": [one.as_json() for one in self.diagnoses]}
+        return {"format": 2, "understood": self.understood, "diagnoses": [one.as_json() for one in self.diagnoses]}
 
 
-def consult(world: World, question: Question, checks: Sequence[Check] = ()) -> Answer:
-    """Answer a question. ``checks`` are those of the host that were made already; they count when it is looked at.
+def consult(world: World, question: Question) -> Answer:
+    """Answer a question.
 
     :raises BadValue: for an error that is not known here, no such process or instance, or a file of no known form.
     """
-    answer = Answer()
-    found: list[Diagnosis] = []
-    if question.of_host and apple_gpu.on_a_mac():
-        answer.understood.append("this is a Mac")
-        found.append(apple_gpu.explain())
-    elif question.of_host:
-        found += _host(world, question, checks, answer)
-    for text in question.errors:
-        found += _error(world, question, text, checks, answer)
-    for name, text in question.logs:
-        found += _log(name, text, answer)
-    for pid in question.pids:
-        found += _process(world, question, pid, answer)
-    for name, text in question.containers:
+    return _Consultation(world, question).answer()
+
+
+class _Consultation:
+    def __init__(self, world: World, question: Question) -> None:
+        self._world, self._question = world, question
+        self._said: list[str] = []
+        for name in question.instances:
+            configuration.load(world, name)
+        self._errors = [(text, _understood(text)) for text in question.errors]
+        for pid in question.pids:
+            if not procfs.state(pid):
+                remedy = "give the host's process id, not a container's"
+                raise BadValue(f"no process {pid}", "a process of this host", remedy)
+
+    def answer(self) -> Answer:
+        question = self._question
+        found: list[Diagnosis] = []
+        if question.of_host and apple_gpu.on_a_mac():
+            self._said.append("this is a Mac")
+            found.append(apple_gpu.explain())
+        elif question.of_host:
+            found += self._of_host(False)
+            self._said.append(_looked_at(self._seen))
+        for text, understood in self._errors:
+            found += self._error(text, understood)
+        for name, text in question.logs:
+            found += self._log(name, text)
+        for pid in question.pids:
+            found += self._process(pid)
+        for name, text in question.containers:
+            found += self._containers(name, text)
+        for name, text in question.units:
+            self._said.append(f"{shown(name)}: {_count(len(text.splitlines()), 'line')}")
+            found += units.lint(text)
+        return Answer([shown(line, _LINE_CHARACTERS) for line in self._said], in_order(found))
+
+    @cached_property
+    def _seen(self) -> Seen:
+        """The one look at the host."""
+        return seen_once.look(self._world, self._question.instances or None)
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        """The instances that the question is about: those that are named, or those of the processes, or all."""
+        seen = self._seen
+        of_pids = dict.fromkeys(name for pid in self._question.pids for name in process.instances_of(seen, pid))
+        return tuple(self._question.instances or of_pids or seen.host.instances)
+
+    def _of_host(self, out_of_memory: bool) -> list[Diagnosis]:
+        """What the checks tell, and what else is seen: looked at in a process of its own, as /proc may hang."""
+        seen, names = self._seen, self._names
+        try:
+            return bounded.call(lambda: host.look(seen, names, out_of_memory), TIMEOUT_S, "the look at logs and texts")
+        except NotReady as error:
+            self._said.append(f"{error}; what follows stands on the checks alone")
+            return of_checks.of_report(seen.report, names)
+
+    def _error(self, text: str, understood: symptoms.Understood) -> list[Diagnosis]:
+        self._said.append(str(understood))
+        possible = understood.possible
+        if set(possible) == {apple_gpu.NAME}:
+            return [apple_gpu.explain(understood.lines[apple_gpu.NAME])]
+        of_text = [*memory.from_text(text), *understood.diagnoses()]
+        if apple_gpu.on_a_mac():
+            return of_text  # nothing of NVIDIA's is to be seen here
+        codes = [error.code for error in understood.errors]
+        related = {name for code in codes for name in symptoms.RELATED.get(code, ())}
+        seen = self._of_host(symptoms.OUT_OF_MEMORY in codes)
+        on_host = [one for one in seen if one.name in possible or one.name in related]
+        return [*on_host, *_left(of_text, on_host, self._names)]
+
+    def _log(self, name: str, text: str) -> list[Diagnosis]:
+        lines = text.splitlines()
+        known = log.known_lines(lines)
+        self._said.append(f"{shown(name)}: {_count(len(lines), 'line')}, {known} of a control daemon or its servers")
+        return [*memory.from_text(text), *log.diagnose_log(lines)]
+
+    def _process(self, pid: int) -> list[Diagnosis]:
+        seen = self._seen
+        try:
+            found, about = bounded.call(lambda: process.look(seen, pid), TIMEOUT_S, f"the look at process {pid}")
+        except NotReady as error:
+            self._said.append(f"pid {pid}, in state {procfs.state(pid) or 'gone'}: {error}")
+            return []
+        self._said.append(about)
+        return found
+
+    def _containers(self, name: str, text: str) -> list[Diagnosis]:
+        instances = _instances(self._world, self._question.instances)
+        found = []
         for container in containers.read(text):
-            answer.understood.append(f"{name}: container {container.name}")
-            found += containers.lint(container, _instances(world, question.instances), hardware.driver_version())
-    for name, text in question.units:
-        answer.understood.append(f"{name}: {_count(len(text.splitlines()), 'line')}")
-        found += units.lint(text)
-    answer.understood = [foreign.shown(line, _MOST_OF_LINE) for line in answer.understood]
-    answer.diagnoses = in_order(found)
-    return answer
+            about = f"{shown(name)}: container {shown(container.name)}"
+            self._said.append(f"{about}{containers.role(container)}")
+            found += containers.lint(container, instances, hardware.driver_version())
+        return found
+
+
+def _understood(text: str) -> symptoms.Understood:
+    """:raises BadValue: if nothing is known of it."""
+    understood = symptoms.read_error(text)
+    if not understood:
+        raise BadValue(
+            f"{shown(' '.join(text.split()), 80)!r}, of which nothing is known here",
+            "a CUDA error's number or name, or the text that a program printed",
+            "give the whole text, or the log (--log FILE)",
+        )
+    return understood
+
+
+def _left(of_text: Sequence[Diagnosis], on_host: Sequence[Diagnosis], names: Collection[str]) -> list[Diagnosis]:
+    """What remains of the text's possible causes beside what is seen.
+
+    What is seen for certain takes the place of what was only possible, where it explains every instance of the
+    question: one that is stopped says nothing of another's clients.
+    """
+    certain = [one for one in on_host if one.certainty == CERTAIN and one.name not in symptoms.EXPLAIN_LITTLE]
+    everywhere = any(not one.instances for one in certain)
+    explained = {name for one in certain for name in one.instances}
+    seen = {one.name for one in on_host}
+    if memory.refutes_own_limit(on_host):
+        of_text = [one for one in of_text if one.name != memory.OWN_LIMIT]
+    if not certain or not (everywhere or explained >= set(names)):
+        return list(of_text)
+    return [one for one in of_text if one.certainty != POSSIBLE or one.name in seen]
+
+
+def _looked_at(seen: Seen) -> str:
+    counts = f"{_count(len(seen.instances), 'instance')}, {_count(len(seen.host.gpus.gpus), 'GPU')}"
+    return f"looked at {counts}, every process on them, logs, units and the kernel's log"
 
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _host(
-    world: World, question: Question, checks: Sequence[Check], answer: Answer, out_of_memory: bool = False
-) -> list[Diagnosis]:
-    """What the checks tell, and what else is seen: looked at in a process of its own, as /proc may hang."""
-
-    def look() -> tuple[str, list[Diagnosis]]:
-        known = host.known(world, question.instances)
-        seen = f"{_count(len(known.instances), 'instance')}, {_count(len(known.gpus), 'GPU')}"
-        return seen, host.look(known, out_of_memory)
-
-    for name in question.instances:
-        configuration.load(world, name)
-    found = of_checks.diagnose_checks(checks)
-    try:
-        seen, more = bounded.call(look, TIMEOUT_S, "the look at the host")
-    except NotReady as error:
-        answer.understood.append(f"{error}; what follows stands on the checks alone")
-        return found
-    if question.of_host:
-        answer.understood.append(f"looked at {seen}, every process on them, logs, units and the kernel's log")
-    return found + more
 
 
 def _instances(world: World, names: Sequence[str]) -> list[Instance]:
@@ -120,60 +206,4 @@ def _instances(world: World, names: Sequence[str]) -> list[Instance]:
             found.append(configuration.load(world, name))
         except BadValue:
             continue
-    return found
-
-
-def _error(world: World, question: Question, text: str, checks: Sequence[Check], answer: Answer) -> list[Diagnosis]:
-    understood = symptoms.read_error(text)
-    if not understood:
-        short = " ".join(text.split())[:80]
-        raise BadValue(
-            f"{short!r}, of which nothing is known here",
-            "a CUDA error's number or name, or the text that a program printed",
-            "give the whole text, or the log (--log FILE)",
-        )
-    answer.understood.append(str(understood))
-    possible = understood.possible
-    if set(possible) == {apple_gpu.NAME}:
-        return [apple_gpu.explain(understood.lines[apple_gpu.NAME])]
-    of_text = [*memory.from_text(text), *understood.diagnoses()]
-    if apple_gpu.on_a_mac():
-        return of_text  # nothing of NVIDIA's is to be seen here
-    codes = [error.code for error in understood.errors]
-    related = {name for code in codes for name in symptoms.RELATED.get(code, ())}
-    seen = _host(world, question, checks, answer, symptoms.OUT_OF_MEMORY in codes)
-    on_host = [one for one in seen if one.name in possible or one.name in related]
-    if any(one.certainty == CERTAIN for one in on_host):
-        # What is seen for certain leaves no room for what was only possible.
-        names = {one.name for one in on_host}
-        of_text = [one for one in of_text if one.certainty != POSSIBLE or one.name in names]
-    return [*on_host, *of_text]
-
-
-def _log(name: str, text: str, answer: Answer) -> list[Diagnosis]:
-    lines = text.splitlines()
-    answer.understood.append(
-        f"{name}: {_count(len(lines), 'line')}, {log.known_lines(lines)} of a control daemon or its servers"
-    )
-    return [*memory.from_text(text), *log.diagnose_log(lines)]
-
-
-def _process(world: World, question: Question, pid: int, answer: Answer) -> list[Diagnosis]:
-    def look() -> tuple[str, list[Diagnosis]]:
-        known = host.known(world, question.instances)
-        found, about = process.look(known, pid)
-        of_memory = memory.on_host(known.world, known.statuses, known.gpus, asked=False)
-        return about, found + [one for one in of_memory if any(f"client {pid} " in line for line in one.evidence)]
-
-    state = procfs.state(pid)
-    if not state:
-        raise BadValue(f"no process {pid}", "a process of this host", "give the host's process id, not a container's")
-    for name in question.instances:
-        configuration.load(world, name)
-    try:
-        about, found = bounded.call(look, TIMEOUT_S, f"the look at process {pid}")
-    except NotReady as error:
-        answer.understood.append(f"pid {pid}, in state {state}: {error}")
-        return []
-    answer.understood.append(about)
     return found

@@ -1,5 +1,8 @@
 """A container's configuration: whether its processes can become clients of a daemon on the host.
 
+Of a compose file's services some are no clients: one runs a control daemon, one sets compute modes, one has nothing
+to do with CUDA. Each is told as what it is.
+
 Read are what `docker inspect` prints, and a compose file as JSON (`docker compose config --format json`); as YAML only
 where PyYAML is there, which is not needed on a GPU host.
 """
@@ -13,23 +16,36 @@ from pathlib import PurePosixPath
 from typing import Any, Mapping, Optional, Sequence
 
 from mpsctl.adapters.hardware import CONTROL_DAEMON
-from mpsctl.causes import environment
+from mpsctl.causes import environment, units
 from mpsctl.causes.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, diagnose
 from mpsctl.model.costs import driver_branch
 from mpsctl.model.daemon_environment import DEFAULT_PIPE_DIRECTORY, PIPE_DIRECTORY, VISIBLE_DEVICES
 from mpsctl.model.errors import BadValue
+from mpsctl.model.foreign import shown
 from mpsctl.model.instance import Instance
 
 _SHARED_IPC = re.compile(r"host|shareable|(?:container|service):.+")
 _ANONYMOUS_MEMORY_FROM = 580
 """Servers of driver 580 say "anonymous shared memory region", earlier ones named regions of /dev/shm."""
+_SHELL = re.compile(r"^\s*(?:\S*/)?(?:ba|da|k|z)?sh\s+(?:-\S+\s+)*-\w*c\s+")
+_RUNS = re.compile(r"-(?:\w*[df]\w*|-daemon|-foreground)")
+"""The control daemon's arguments with which it is no front-end."""
+_HELPER = re.compile(
+    rf"{CONTROL_DAEMON}|nvidia-smi|nvidia-persistenced|echo|sleep|true|:|tail|trap|wait|mkdir|rm|chmod|chown|set|export"
+    r"|cat|date|touch|cd|exit|kill|test|\[|\[\[|\]|if|then|else|elif|fi|for|in|while|until|do|done|\{|\}|!"
+)
+"""What a script that only manages MPS runs beside it."""
+_DAEMON_IMAGE = re.compile(r"(?:^|/)(?:[\w.-]*[-_.])?mps(?:[-_.][\w.-]*)?(?:[:@]|$)")
+_PIPES = re.compile(r"(?<![a-z])mps(?![a-z])")
+_NO_GPU = ("", "void", "none")
 
 
 @dataclass(frozen=True)
 class Container:
     """What of a container's configuration matters here. ``mounts`` is what lies where: target to source.
 
-    ``gpu`` is whether it asks for one, None where the form cannot tell.
+    ``gpu`` is whether it asks for one, None where the form cannot tell. ``asked_for`` is whether it is the one that was
+    asked about, and not a service among others.
     """
 
     name: str
@@ -40,6 +56,39 @@ class Container:
     user: str = ""
     gpu: Optional[bool] = None
     command: str = ""
+    image: str = ""
+    asked_for: bool = False
+
+    @property
+    def runs_daemon(self) -> bool:
+        """Whether it starts a control daemon: by its command or, without one, by its image's name."""
+        if not self.command.strip():
+            return bool(_DAEMON_IMAGE.search(self.image))
+        return any(program == CONTROL_DAEMON and _RUNS.match(rest) for program, rest in _programs(self.command))
+
+    @property
+    def sets_modes(self) -> bool:
+        return units.sets_compute_mode(self.command)
+
+    @property
+    def only_manages(self) -> bool:
+        """Whether it manages MPS or the GPUs' modes and runs no program beside."""
+        helpers = all(_HELPER.fullmatch(program) for program, _ in _programs(self.command))
+        return (self.runs_daemon or self.sets_modes) and helpers
+
+    @property
+    def is_client(self) -> bool:
+        """Whether it is to be judged as a CUDA program: it asks for a GPU, sets a variable of CUDA's or mounts a pipe
+        directory."""
+        if self.only_manages:
+            return False
+        variables = any(name.startswith("CUDA_") for name in self.environment)
+        pipes = any(_PIPES.search(path) for mount in self.mounts.items() for path in mount)
+        return self.asked_for or bool(self.gpu) or self.sees_gpus or variables or pipes
+
+    @property
+    def sees_gpus(self) -> bool:
+        return self.environment.get("NVIDIA_VISIBLE_DEVICES", "void") not in _NO_GPU
 
 
 def read(text: str) -> list[Container]:
@@ -119,6 +168,7 @@ def _service(name: str, service: Mapping[str, Any]) -> Container:
         user=_word(service.get("user")),
         gpu=gpu or service.get("runtime") == "nvidia",
         command=f"{_command(service.get('entrypoint'))} {_command(service.get('command'))}",
+        image=_word(service.get("image")),
     )
 
 
@@ -148,28 +198,74 @@ def _inspected(row: Mapping[str, Any]) -> Container:
         user=str(config.get("User") or ""),
         gpu=asked or host.get("Runtime") == "nvidia" or "/dev/nvidia" in str(host.get("Devices") or ""),
         command=f"{_command(config.get('Entrypoint'))} {_command(config.get('Cmd'))}",
+        image=str(config.get("Image") or ""),
+        asked_for=True,
     )
 
 
 def lint(container: Container, instances: Sequence[Instance], driver: Optional[str]) -> list[Diagnosis]:
-    """What keeps the container's processes from becoming clients, or hurts them as such.
+    """What keeps the container's processes from becoming clients, or hurts them as such; or what it manages.
 
     ``instances`` are the host's, of which it is to use one; without any, directories are judged by their names.
     """
-    found = _pipe(container, instances)
-    found += _ipc(container, driver)
-    if container.gpu is False and container.environment.get("NVIDIA_VISIBLE_DEVICES", "void") in ("", "void", "none"):
-        found.append(diagnose("container-no-gpu", LIKELY, f"{container.name} asks for no GPU"))
+    found = _manages(container, instances)
+    if not container.is_client:
+        return found
+    name = shown(container.name)
+    if not container.runs_daemon:
+        found += [*_pipe(container, instances), *_ipc(container, driver)]
+    if container.gpu is False and not container.sees_gpus:
+        found.append(diagnose("container-no-gpu", LIKELY, f"{name} asks for no GPU"))
     chosen = [word.strip() for word in container.environment.get(VISIBLE_DEVICES, "").split(",") if word.strip()]
     if chosen and all(word.isdigit() for word in chosen) and any(word != "0" for word in chosen):
-        found.append(
-            diagnose("container-visible-devices", LIKELY, f"{container.name}: {VISIBLE_DEVICES}={','.join(chosen)}")
-        )
-    if CONTROL_DAEMON in container.command and container.pid != "host":
-        line = f"{container.name} runs the control daemon with pid: {container.pid or 'its own'}"
-        found.append(diagnose("clients-hidden-by-pid-namespace", LIKELY, line))
+        line = f"{name}: {VISIBLE_DEVICES}={shown(','.join(chosen))}"
+        found.append(diagnose("container-visible-devices", LIKELY, line))
     found += _user(container, instances)
-    return found + environment.lint(container.environment, None)
+    return found + ([] if container.runs_daemon else environment.lint(container.environment, None))
+
+
+def role(container: Container) -> str:
+    """What a container is, for a line about it; empty for one that is judged as a CUDA program."""
+    roles = ["starts a control daemon of its own"] if container.runs_daemon else []
+    roles += ["sets compute modes"] if container.sets_modes else []
+    if not roles and not container.is_client:
+        roles = ["no CUDA program: it asks for no GPU and sets no variable of CUDA's"]
+    return f" ({', '.join(roles)})" if roles else ""
+
+
+def _programs(command: str) -> list[tuple[str, str]]:
+    """Each program of a command line, or of the script in one, with what follows it."""
+    script = _SHELL.sub("", command).replace('"', " ").replace("'", " ")
+    found = []
+    for part in re.split(r"[;&|\n()]+", script):
+        words = part.split()
+        while words and (words[0] in ("exec", "env", "sudo", "do", "then", "else") or re.match(r"\w+=", words[0])):
+            words = words[1:]
+        if words:
+            found.append((words[0].rpartition("/")[2], " ".join(words[1:])))
+    return found
+
+
+def _manages(container: Container, instances: Sequence[Instance]) -> list[Diagnosis]:
+    """A second manager beside the instances, and what is wrong with it as such."""
+    name, found = shown(container.name), []
+    beside = [f"this host has the instance{'s' * (len(instances) > 1)} {', '.join(one.name for one in instances)}"]
+    if container.runs_daemon:
+        directory = container.environment.get(PIPE_DIRECTORY) or DEFAULT_PIPE_DIRECTORY
+        how = shown(container.command.strip()) or f"image {shown(container.image)}"
+        if instances:
+            line = f"{name} runs a control daemon of its own on {shown(directory)}: {how}"
+            found.append(diagnose("several-managers", LIKELY, line, *beside))
+        if container.command.strip() and container.pid != "host":
+            line = f"{name} runs the control daemon with pid: {shown(container.pid) or 'its own'}"
+            found.append(diagnose("clients-hidden-by-pid-namespace", LIKELY, line))
+        found += environment.lint(container.environment, None, of_daemon=True)
+    if container.sets_modes:
+        line = f"{name} sets compute modes: {shown(container.command.strip())}"
+        if instances:
+            found.append(diagnose("several-managers", LIKELY, line, *beside))
+        found += units.compute_mode(container.command, line)
+    return found
 
 
 def _inside(path: str, directory: str) -> bool:
@@ -178,8 +274,6 @@ def _inside(path: str, directory: str) -> bool:
 
 
 def _pipe(container: Container, instances: Sequence[Instance]) -> list[Diagnosis]:
-    if CONTROL_DAEMON in container.command:
-        return []  # it brings a daemon of its own
     named = container.environment.get(PIPE_DIRECTORY)
     wanted = (named or DEFAULT_PIPE_DIRECTORY).rstrip("/")
     publics = [instance.pipe_directory for instance in instances]
@@ -190,9 +284,9 @@ def _pipe(container: Container, instances: Sequence[Instance]) -> list[Diagnosis
         return "mps" in source
 
     pipes = {target: source for target, source in container.mounts.items() if serves(source)}
-    listed = ", ".join(f"{source} on {target}" for target, source in container.mounts.items()) or "none"
-    mounts = f"{container.name}: mounts: {listed}"
-    variable = f"{PIPE_DIRECTORY}={named}" if named else f"no {PIPE_DIRECTORY}, so {DEFAULT_PIPE_DIRECTORY}"
+    listed = ", ".join(f"{shown(source)} on {shown(target)}" for target, source in container.mounts.items()) or "none"
+    mounts = f"{shown(container.name)}: mounts: {listed}"
+    variable = f"{PIPE_DIRECTORY}={shown(named)}" if named else f"no {PIPE_DIRECTORY}, so {DEFAULT_PIPE_DIRECTORY}"
     holder = next((target for target in container.mounts if _inside(wanted, target)), None)
     found = []
     if holder is None and not pipes:
@@ -209,7 +303,7 @@ def _pipe(container: Container, instances: Sequence[Instance]) -> list[Diagnosis
 def _ipc(container: Container, driver: Optional[str]) -> list[Diagnosis]:
     if _SHARED_IPC.fullmatch(container.ipc) or container.mounts.get("/dev/shm") == "/dev/shm":
         return []
-    line = f"{container.name}: ipc: {container.ipc or 'its own'}"
+    line = f"{shown(container.name)}: ipc: {shown(container.ipc) or 'its own'}"
     if container.ipc not in ("", "private", "none"):
         line += " (not host: no such mode)"
     new = (driver_branch(driver) or 0) >= _ANONYMOUS_MEMORY_FROM
@@ -222,5 +316,5 @@ def _user(container: Container, instances: Sequence[Instance]) -> list[Diagnosis
     same = {user, {"root": "0", "0": "root"}.get(user, user)}
     if len(servers) != 1 or servers & same or any(instance.multi_user for instance in instances):
         return []
-    line = f"{container.name} runs as {user}, the instance's server as {servers.pop()}"
+    line = f"{shown(container.name)} runs as {shown(user)}, the instance's server as {servers.pop()}"
     return [diagnose("container-user", LIKELY, line)]

@@ -9,22 +9,26 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from statistics import median
-from typing import Mapping, Optional, Sequence
+from typing import Collection, Optional, Sequence
 
-from mpsctl.adapters import hardware, procfs
-from mpsctl.causes.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, diagnose
-from mpsctl.checks import training
+from mpsctl.adapters import procfs
+from mpsctl.causes.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, diagnose, of_instance
+from mpsctl.causes.of_checks import reasons_of
+from mpsctl.causes.seen import Seen
+from mpsctl.checks import words
+from mpsctl.checks.client_checks import SPARE_MIB
+from mpsctl.checks.process_checks import holders
 from mpsctl.model import fit
 from mpsctl.model import plan as plans
 from mpsctl.model.costs import Costs
-from mpsctl.model.errors import MpsctlError
-from mpsctl.model.gpu import Device, Gpu
+from mpsctl.model.gpu import Device
 from mpsctl.model.instance import Instance
-from mpsctl.observe.clients import TOLERANCE_MIB, Client
-from mpsctl.observe.status import Status
-from mpsctl.store import configuration, fitting, measured
-from mpsctl.store.world import World
+from mpsctl.observe.clients import TOLERANCE_MIB
+from mpsctl.observe.facts import ClientFacts, InstanceFacts
+from mpsctl.observe.process_facts import CLIENT, SERVER, GpuProcess
 
+OWN_LIMIT, CARD_FULL, OTHERS = "own-limit-reached", "card-full", "memory-held-by-others"
+_SHORTAGES = (OWN_LIMIT, CARD_FULL, OTHERS, "limit-over-reached")
 _NEAR = 0.95
 """A client that holds more than this part of its limit is near it."""
 _MANY_CONTEXTS = 0.25
@@ -95,9 +99,9 @@ def from_text(text: str) -> list[Diagnosis]:
     if numbers.unexplained is not None:
         if numbers.unexplained > 0.2 * numbers.total:
             why = f"{numbers.unexplained:.0f} MiB of the card are neither free nor held by a process that it counts"
-            found.append(diagnose("own-limit-reached", LIKELY, sum_, f"{why}: `free` is what the limit leaves"))
+            found.append(diagnose(OWN_LIMIT, LIKELY, sum_, f"{why}: `free` is what the limit leaves"))
         else:
-            found.append(diagnose("card-full", LIKELY, sum_, "what is held adds up to the card"))
+            found.append(diagnose(CARD_FULL, LIKELY, sum_, "what is held adds up to the card"))
     if numbers.idle is not None and numbers.idle >= numbers.tried:
         idle = f"PyTorch keeps {numbers.idle:.0f} MiB that it does not use, and tried for {numbers.tried:.0f} MiB"
         split = "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128 (or expandable_segments:True) against pieces too small"
@@ -107,115 +111,131 @@ def from_text(text: str) -> list[Diagnosis]:
 
 @dataclass(frozen=True)
 class _Device:
-    """One device of an instance: who holds what there, in MiB, and what contexts cost."""
+    """One device of an instance: its clients, who else holds what there, and what contexts cost.
 
-    name: str
+    ``total_mib`` and ``costs`` are None where NVML does not tell the device's memory, ``free_mib`` where it does not
+    tell what of it is free.
+    """
+
+    device: Device
     ordinal: int
     total_mib: Optional[int]
-    """None where NVML does not tell it: then only limits can be judged"""
-    held_mib: Mapping[int, int]
-    clients: Sequence[Client]
-    costs: Costs
-    instance: Instance
+    free_mib: Optional[int]
+    costs: Optional[Costs]
+    clients: Sequence[ClientFacts]
+    others: Sequence[GpuProcess]
+    desired: Instance
 
-    @property
-    def free_mib(self) -> Optional[int]:
-        if self.total_mib is None:
-            return None
-        return max(0, self.total_mib - self.costs.reserved_mib - sum(self.held_mib.values()))
-
-    def held(self, client: Client) -> Optional[int]:
+    def held(self, client: ClientFacts) -> Optional[int]:
         return client.memory_mib[self.ordinal] if self.ordinal < len(client.memory_mib) else None
 
-    def limit(self, client: Client) -> Optional[int]:
+    def limit(self, client: ClientFacts) -> Optional[int]:
         known = client.limits_mib[self.ordinal] if self.ordinal < len(client.limits_mib) else None
-        if known is None and self.instance.limit is not None:
-            return self.instance.limit.on(self.total_mib)
-        return known
+        return self.desired_mib if known is None else known
+
+    @property
+    def desired_mib(self) -> Optional[int]:
+        return None if self.desired.limit is None or self.total_mib is None else self.desired.limit.on(self.total_mib)
 
 
-def on_host(world: World, found: Sequence[Status], gpus: Sequence[Gpu], asked: bool) -> list[Diagnosis]:
-    """The walk over the devices of the instances.
+def on_host(seen: Seen, names: Collection[str], asked: bool) -> list[Diagnosis]:
+    """The walk over the devices of the named instances.
 
     Unless ``asked`` (somebody did meet the error), nothing is said while no client is at its limit and no card is
     full.
     """
-    diagnoses = []
-    driver = hardware.driver_version()
-    for status in found:
-        try:
-            instance = configuration.load(world, status.instance)
-            devices = configuration.resolve(instance, gpus)
-        except MpsctlError:
-            continue  # told by the status
-        clients = [client for server in status.servers for client in server.clients]
-        for ordinal, device in enumerate(devices):
-            one = _look_at(world, instance, device, ordinal, clients, driver)
-            primary = [*_limits(one), *_card(one)]
-            if primary or asked:
-                diagnoses += [*primary, *_why(one)]
-    return diagnoses
-
-
-def _look_at(
-    world: World, instance: Instance, device: Device, ordinal: int, clients: Sequence[Client], driver: Optional[str]
-) -> _Device:
-    kind = fitting.kind_of(device, driver)
-    costs = measured.costs_of(world, kind.name, driver, instance.thread_percentage)
-    try:
-        with world.nvml() as nvml:
-            listed = nvml.compute_memory_mib(device.uuid) or {}
-    except MpsctlError:
-        listed = {}
-    held = {pid: mib for pid, mib in listed.items() if mib is not None}
-    return _Device(f"{instance.name}: {device}", ordinal, device.memory_mib, held, clients, costs, instance)
-
-
-def _limits(device: _Device) -> list[Diagnosis]:
     found = []
-    desired = None if device.instance.limit is None else device.instance.limit.on(device.total_mib)
-    if desired is not None and desired < device.costs.least_limit_mib:
-        figures = f"limit {desired} MiB, a client needs {device.costs.least_limit_mib} MiB ({device.costs.origin})"
-        sure = LIKELY if device.costs.borrowed else CERTAIN
-        found.append(diagnose("limit-below-context", sure, f"{device.name}: {figures}"))
-    for client in device.clients:
-        held, limit = device.held(client), device.limit(client)
-        if held is None or limit is None or (device.total_mib is not None and limit > device.total_mib):
+    for one in seen.instances:
+        if one.name not in names:
             continue
-        left = limit - held
-        free = (
-            "its free memory is not told" if device.free_mib is None else f"{device.free_mib} MiB of the card are free"
-        )
-        line = f"{client} holds {held} MiB of its limit of {limit} MiB, {free}"
-        if left < -TOLERANCE_MIB:
-            found.append(diagnose("limit-over-reached", CERTAIN, line))
-        elif left <= TOLERANCE_MIB:
-            found.append(diagnose("own-limit-reached", CERTAIN, line))
-        elif held > _NEAR * limit:
-            found.append(diagnose("own-limit-reached", LIKELY, line))
+        short = bool(reasons_of(seen.report.instances[one.name], _SHORTAGES))
+        for device in _devices(seen, one):
+            own = [each for client in device.clients for each in _near_limit(device, client)]
+            primary = [*_below_context(device), *own]
+            if primary or short or asked:
+                others = _others(device) if asked else []
+                found += of_instance(one.name, [*primary, *others, *_why(device)])
     return found
 
 
-def _card(device: _Device) -> list[Diagnosis]:
-    if not device.held_mib or device.free_mib is None or device.free_mib >= device.costs.context_mib:
+def of_client(seen: Seen, pid: int) -> list[Diagnosis]:
+    """Whether one client is at its limit, on any device of its instance."""
+    one = seen.client_of(pid)
+    if one is None:
         return []
-    sums = (
-        f"{device.name}: {sum(device.held_mib.values())} of {device.total_mib} MiB are held, {device.free_mib} MiB free"
-    )
-    needs = f"a context alone needs {device.costs.context_mib} MiB ({device.costs.origin})"
-    return [diagnose("card-full", CERTAIN, sums, needs, *_holders(device))]
+    found = []
+    for device in _devices(seen, one):
+        for client in (each for each in device.clients if each.pid == pid):
+            found += [*_at_limit(device, client), *_near_limit(device, client)]
+    return of_instance(one.name, found)
 
 
-def _holders(device: _Device, shown: int = 8) -> list[str]:
-    clients = {client.pid for client in device.clients}
-    ranked = sorted(device.held_mib.items(), key=lambda row: -row[1])
-    lines = [
-        f"pid {pid} holds {mib} MiB: {procfs.command(pid) or 'command not told'}"
-        f"{'' if pid in clients or hardware.mps_program(pid) == hardware.SERVER else ', no MPS client'}"
-        for pid, mib in ranked[:shown]
-    ]
-    rest = ranked[shown:]
-    return lines + ([f"{len(rest)} more hold {sum(mib for _, mib in rest)} MiB"] if rest else [])
+def refutes_own_limit(found: Sequence[Diagnosis]) -> bool:
+    """Whether it is seen that a card is full or held by others, and that no client is at or near its limit."""
+    full = any(one.name in (CARD_FULL, OTHERS) and one.certainty == CERTAIN for one in found)
+    return full and not any(one.name == OWN_LIMIT for one in found)
+
+
+def _devices(seen: Seen, one: InstanceFacts) -> list[_Device]:
+    """The devices of an instance; which client holds what goes by the ordinals of what its daemon serves."""
+    if one.desired is None:
+        return []
+    found = []
+    for place, device in enumerate(one.devices):
+        uuid = device.uuid
+        processes = one.processes.get(uuid) or []
+        found.append(
+            _Device(
+                device,
+                one.serves.index(uuid) if uuid in one.serves else place,
+                device.memory_mib,
+                seen.host.gpus.load(uuid).free_mib,
+                one.costs.get(uuid),
+                one.clients,
+                [each for each in processes if each.kind not in (CLIENT, SERVER) and each.memory_mib],
+                one.desired,
+            )
+        )
+    return found
+
+
+def _below_context(device: _Device) -> list[Diagnosis]:
+    desired, costs = device.desired_mib, device.costs
+    if desired is None or costs is None or desired >= costs.least_limit_mib:
+        return []
+    figures = f"limit {desired} MiB, a client needs {costs.least_limit_mib} MiB ({costs.origin})"
+    return [diagnose("limit-below-context", LIKELY if costs.borrowed else CERTAIN, f"{device.device}: {figures}")]
+
+
+def _at_limit(device: _Device, client: ClientFacts) -> list[Diagnosis]:
+    """One that has used up its limit, as the check client-memory judges it for all."""
+    held, limit = device.held(client), device.limit(client)
+    if held is None or limit is None or not limit - SPARE_MIB < held <= limit + TOLERANCE_MIB:
+        return []
+    return [diagnose(OWN_LIMIT, CERTAIN, _holds(device, client, held, limit))]
+
+
+def _near_limit(device: _Device, client: ClientFacts) -> list[Diagnosis]:
+    """One that has some room, and little: the next large allocation fails."""
+    held, limit = device.held(client), device.limit(client)
+    if held is None or limit is None or (device.total_mib is not None and limit > device.total_mib):
+        return []
+    if not _NEAR * limit < held <= limit - SPARE_MIB:
+        return []
+    return [diagnose(OWN_LIMIT, LIKELY, _holds(device, client, held, limit))]
+
+
+def _holds(device: _Device, client: ClientFacts, held: int, limit: int) -> str:
+    free = "its free memory is not told" if device.free_mib is None else f"{device.free_mib} MiB of the card are free"
+    return f"{words.client(client)} holds {held} MiB of its limit of {limit} MiB, {free}"
+
+
+def _others(device: _Device) -> list[Diagnosis]:
+    """Who holds memory and is no client, where the check of free memory finds enough for one more."""
+    if not device.others:
+        return []
+    free = "free memory is not told" if device.free_mib is None else f"{device.free_mib} MiB are free"
+    return [diagnose(OTHERS, POSSIBLE, f"{device.device}: {free}", *holders(device.others))]
 
 
 def _why(device: _Device) -> list[Diagnosis]:
@@ -227,32 +247,34 @@ def _promises(device: _Device) -> list[Diagnosis]:
     if device.total_mib is None or sum(limits) <= device.total_mib:
         return []
     line = (
-        f"{device.name}: the limits of {len(limits)} client processes add up to {sum(limits)} of {device.total_mib} MiB"
+        f"{device.device}: the limits of {len(limits)} client processes add up to {sum(limits)} of"
+        f" {device.total_mib} MiB"
     )
     return [diagnose("limits-oversubscribed", CERTAIN, line), diagnose("limit-is-per-process", POSSIBLE, line)]
 
 
 def _density(device: _Device) -> list[Diagnosis]:
-    contexts = len(device.clients) * device.costs.context_mib
-    few = device.total_mib is None or contexts <= _MANY_CONTEXTS * device.total_mib
-    if few and len(device.clients) <= fit.MANY:
+    if device.costs is None or device.total_mib is None:
         return []
-    share = f"{contexts} MiB" if device.total_mib is None else f"{contexts} of {device.total_mib} MiB"
+    contexts = len(device.clients) * device.costs.context_mib
+    if contexts <= _MANY_CONTEXTS * device.total_mib and len(device.clients) <= fit.MANY:
+        return []
     line = (
-        f"{device.name}: {len(device.clients)} contexts of {device.costs.context_mib} MiB are {share}"
-        f" ({device.costs.origin})"
+        f"{device.device}: {len(device.clients)} contexts of {device.costs.context_mib} MiB are {contexts} of"
+        f" {device.total_mib} MiB ({device.costs.origin})"
     )
     return [diagnose("density-too-high", POSSIBLE if device.costs.borrowed else LIKELY, line)]
 
 
 def _uneven(device: _Device) -> list[Diagnosis]:
     """Ranks of one run, or processes of one command, of which one holds much more than the others."""
-    alike: dict[object, list[tuple[int, Client]]] = {}
+    if device.costs is None:
+        return []
+    alike: dict[object, list[tuple[int, ClientFacts]]] = {}
     for client in device.clients:
         held = device.held(client)
         if held is not None:
-            rank = training.rank_of(procfs.environment(client.pid))
-            alike.setdefault(rank.run if rank else client.command, []).append((held, client))
+            alike.setdefault(client.rank.run if client.rank else client.command, []).append((held, client))
     found = []
     for members in alike.values():
         held_mib = sorted((held for held, _ in members), reverse=True)
@@ -261,37 +283,46 @@ def _uneven(device: _Device) -> list[Diagnosis]:
         if len(data) > 1 and data[0] > _UNEVEN * median(data[1:]) and data[0] > device.costs.context_mib:
             greatest = max(members, key=lambda member: member[0])
             others = ", ".join(map(str, held_mib[1:6]))
-            line = f"{greatest[1]} holds {greatest[0]} MiB, the others of its kind {others} MiB"
+            line = f"{words.client(greatest[1])} holds {greatest[0]} MiB, the others of its kind {others} MiB"
             found.append(diagnose("uneven-ranks", LIKELY, line))
     return found
 
 
 def _frameworks(device: _Device) -> list[Diagnosis]:
+    total, costs = device.total_mib, device.costs
+    if total is None or costs is None:
+        return []
     found = []
     for client in device.clients:
         limit, held = device.limit(client), device.held(client)
-        if device.total_mib is None or limit is None or held is None or limit >= device.total_mib:
-            continue
-        hints = plans.hints(device.total_mib, limit, device.costs)
-        if not hints:
-            continue  # the limit leaves a framework nothing: told as limit-below-context or own-limit-reached
-        environment = procfs.environment(client.pid) or {}
-        title = procfs.title(client.pid)
-        fraction = re.search(r"--gpu[-_]memory[-_]utilization[= ](\d(?:\.\d+)?|\.\d+)", title)
-        if "vllm" in title.lower():
-            share = float(fraction[1]) if fraction else 0.9
-            total_mib, context_mib = device.costs.cuda_total_mib(device.total_mib), device.costs.context_mib
-            if share * total_mib > limit - context_mib:
-                line = (
-                    f"{client} takes {share:g} of {total_mib} MiB, its limit of {limit} MiB leaves"
-                    f" {limit - context_mib} MiB beside a context of {context_mib} MiB"
-                )
-                found.append(diagnose("framework-cache", LIKELY, line, remedy=hints[2]))
-        elif held > _NEAR * limit and procfs.maps(client.pid, "libtensorflow"):
-            if environment.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() != "true":
-                line = f"{client} uses TensorFlow without TF_FORCE_GPU_ALLOW_GROWTH: it takes all that is free"
-                found.append(diagnose("framework-cache", LIKELY, line, remedy=hints[1]))
-        elif held > _NEAR * limit and procfs.maps(client.pid, "libtorch_cuda"):
-            line = f"{client} uses PyTorch, whose allocator keeps what it once had"
-            found.append(diagnose("framework-cache", POSSIBLE, line, remedy=hints[0]))
+        if limit is not None and held is not None and limit < total:
+            found += _framework(client, held, limit, total, costs)
     return found
+
+
+def _framework(client: ClientFacts, held: int, limit: int, total: int, costs: Costs) -> list[Diagnosis]:
+    hints = plans.hints(total, limit, costs)
+    if not hints:
+        return []  # the limit leaves a framework nothing: told as limit-below-context or own-limit-reached
+    title, who = procfs.title(client.pid), words.client(client)
+    if "vllm" in title.lower():
+        fraction = re.search(r"--gpu[-_]memory[-_]utilization[= ](\d(?:\.\d+)?|\.\d+)", title)
+        share = float(fraction[1]) if fraction else 0.9
+        total_mib, own_mib = costs.cuda_total_mib(total), limit - costs.context_mib
+        line = (
+            f"{who} takes {share:g} of {total_mib} MiB, its limit of {limit} MiB leaves {own_mib} MiB beside a context"
+            f" of {costs.context_mib} MiB"
+        )
+        return [diagnose("framework-cache", LIKELY, line, remedy=hints[2])] if share * total_mib > own_mib else []
+    if held <= _NEAR * limit:
+        return []
+    variables = procfs.environment(client.pid) or {}
+    if procfs.maps(client.pid, "libtensorflow"):
+        if variables.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() == "true":
+            return []
+        line = f"{who} uses TensorFlow without TF_FORCE_GPU_ALLOW_GROWTH: it takes all that is free"
+        return [diagnose("framework-cache", LIKELY, line, remedy=hints[1])]
+    if procfs.maps(client.pid, "libtorch_cuda"):
+        line = f"{who} uses PyTorch, whose allocator keeps what it once had"
+        return [diagnose("framework-cache", POSSIBLE, line, remedy=hints[0])]
+    return []

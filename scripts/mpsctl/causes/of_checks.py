@@ -1,62 +1,101 @@
-"""Which causes a failing check of the host can have: the one place where checks are turned into diagnoses."""
+"""Which causes a check that is amiss can have: the one place where checks are turned into diagnoses."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Iterable, Mapping
+from typing import Collection, Iterable, Mapping, Optional
 
-from mpsctl.causes.catalogue import CAUSES
-from mpsctl.causes.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, because
-from mpsctl.checks import training
-from mpsctl.model.finding import FAIL, WARN, Check, Reason
+from mpsctl.causes.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, at_most, diagnose, of_instance
+from mpsctl.checks.report import Report
+from mpsctl.model.finding import CRITICAL, WARNING, Check, Reason
 
 CAUSES_OF_CHECKS: Mapping[str, str] = {
-    "gpus-answer": "no-driver",
     "other-managers": "several-managers",
     "foreign-daemons": "foreign-daemon",
-    "modes-without-daemon": "exclusive-without-daemon",
     "boot-order": "ordering-cycle",
-    "unit-active": "unit-not-active",
-    "restarts": "daemon-went-away",
-    "other-daemons": "two-daemons-one-gpu",
-    "front-door": "front door-closed",
-    "pipe-directory-files": "cleaned-pipe-directory",
-    "pipe-directory-access": "pipe-directory-closed",
-    "gpus-served": "set-before-restart",
-    "compute-mode": "not-as-desired",
     "persistence": "persistence-off",
-    "memory-limit": "not-as-desired",
-    "thread-percentage": "not-as-desired",
-    "client-priority": "not-as-desired",
-    "server-exits": "server-crash-loop",
-    "client-pids": "clients-hidden-by-pid-namespace",
-    "client-count": "too-many-clients",
-    "client-connections": "max-connections-raised",
-    "waiting-clients": "waiting-behind-another-user",
-    training.JOBS: "distributed-job",
-    training.RANKS: "nccl-ranks-on-one-gpu",
 }
 """The cause of the catalogue behind each check that gives no reasons. A check that is not here is its own cause."""
 
 ADVICE = ("compute-mode", "unit-active")
-"""Checks whose warnings are advice and explain no symptom."""
+"""Checks whose warnings are advice and explain no symptom, where they give no reasons."""
+
+SEEN = (
+    "drained",
+    "foreign-daemon",
+    "default-pipe-directory",
+    "left-over-server",
+    "memory-held-by-others",
+    "card-full",
+    "own-limit-reached",
+    "waiting-behind-another-user",
+    "server-gone",
+    "client-fault",
+    "distributed-job",
+    "nccl-ranks-on-one-gpu",
+    "clients-hidden-by-pid-namespace",
+)
+"""Causes that their checks looked at themselves: they are certain, however little the check makes of them."""
+
+_AT_MOST = {
+    "no-driver": LIKELY,
+    "no-daemon": LIKELY,
+    "daemon-hangs": LIKELY,
+    "session-held": LIKELY,
+    "started-before-daemon": LIKELY,
+    "visible-devices-renumbered": LIKELY,
+    "persistence-off": POSSIBLE,
+    "several-managers": LIKELY,
+}
+"""Causes for which what checks can see has other explanations as well."""
 
 
-def diagnose_checks(checks: Iterable[Check]) -> list[Diagnosis]:
-    """The diagnoses of each check that failed or warns: with its own evidence, and its own remedy where it has one."""
-    found = []
-    for one in checks:
-        if one.level not in (FAIL, WARN) or (one.level == WARN and one.name in ADVICE):
-            continue
-        name = CAUSES_OF_CHECKS.get(one.name, one.name)
-        sure = CERTAIN if one.level == FAIL else LIKELY
-        if one.reasons:
-            found += [because(reason, sure) for reason in one.reasons]
-        elif name in CAUSES:
-            first = because(Reason(name, one.found, one.remedy), sure)
-            found.append(replace(first, evidence=(one.found, *one.evidence)))
-        else:
-            cause = f"found {one.found}, expected {one.expected}"
-            sure = CERTAIN if one.level == FAIL else POSSIBLE
-            found.append(Diagnosis(name, cause, (one.found, *one.evidence), one.remedy, sure))
+def because(reason: Reason, certainty: str) -> Diagnosis:
+    """The diagnosis of a reason that a check gave, at most as sure as its cause ever is by that alone."""
+    return diagnose(reason.cause, certainty_of(reason.cause, certainty), reason.line, remedy=reason.remedy or None)
+
+
+def certainty_of(cause: str, certainty: str) -> str:
+    """How sure a cause is by a check that would make it as sure as ``certainty``."""
+    return CERTAIN if cause in SEEN else at_most(certainty, _AT_MOST.get(cause, CERTAIN))
+
+
+def of_report(report: Report, names: Collection[str]) -> list[Diagnosis]:
+    """What the checks of the host and of the named instances tell; each of an instance's says so."""
+    found = of_checks(report.host)
+    for name, checks in report.instances.items():
+        if name in names:
+            found += of_instance(name, of_checks(checks))
     return found
+
+
+def of_checks(checks: Iterable[Check]) -> list[Diagnosis]:
+    """The diagnoses of each check that is critical or warns: with its evidence, and its own remedy if it has one."""
+    return [diagnosis for one in checks if one.amiss for diagnosis in _of_check(one)]
+
+
+def _of_check(one: Check) -> list[Diagnosis]:
+    sure = CERTAIN if one.level == CRITICAL else LIKELY
+    if one.reasons:
+        return [_with_remedy(because(reason, sure), reason, one) for reason in one.reasons]
+    if one.level == WARNING and one.name in ADVICE:
+        return []
+    cause = CAUSES_OF_CHECKS.get(one.name)
+    if cause is not None:
+        certainty = certainty_of(cause, sure)
+        return [diagnose(cause, certainty, one.found, *one.evidence, remedy=one.remedy or None)]
+    words = f"found {one.found}, expected {one.expected}"
+    sure = CERTAIN if one.level == CRITICAL else POSSIBLE
+    return [Diagnosis(one.name, words, (one.found, *one.evidence), one.remedy, sure)]
+
+
+def _with_remedy(found: Diagnosis, reason: Reason, check: Check) -> Diagnosis:
+    """With the check's own remedy where it gives one reason alone: that has the names of this host."""
+    if reason.remedy or len({each.cause for each in check.reasons}) > 1 or not check.remedy:
+        return found
+    return replace(found, remedy=check.remedy)
+
+
+def reasons_of(checks: Iterable[Check], causes: Optional[Collection[str]] = None) -> list[Reason]:
+    """The reasons of the checks that are amiss, of all causes or of some."""
+    return [reason for one in checks if one.amiss for reason in one.reasons if causes is None or reason.cause in causes]

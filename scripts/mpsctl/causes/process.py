@@ -1,195 +1,271 @@
-"""One process: whether it is an MPS client, why not, and what else is wrong with it. By /proc, NVML and the log."""
+"""One process: what it is to MPS, why it is no client of an instance, and what else is wrong with it."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Iterable, Optional, Sequence
+from typing import Optional
 
-from mpsctl.adapters import daemon_log, hardware, procfs
-from mpsctl.adapters.daemon_log import DaemonLog
-from mpsctl.causes import environment
-from mpsctl.causes.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, because, diagnose
-from mpsctl.model.daemon_environment import PIPE_DIRECTORY
-from mpsctl.model.errors import BadValue, MpsctlError
-from mpsctl.model.gpu import EXCLUSIVE_PROCESS, Gpu
-from mpsctl.model.instance import Instance
+from mpsctl.adapters import procfs
+from mpsctl.causes import environment, memory
+from mpsctl.causes.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, at_most, diagnose, of_instance
+from mpsctl.causes.of_checks import because, certainty_of, reasons_of
+from mpsctl.causes.seen import Seen
+from mpsctl.checks import words
+from mpsctl.checks.client_checks import why_waiting
+from mpsctl.model.foreign import shown
+from mpsctl.model.gpu import EXCLUSIVE_PROCESS
 from mpsctl.observe import reachability
-from mpsctl.observe.host import ControlDaemon
-from mpsctl.observe.status import Status
-from mpsctl.store import configuration
-from mpsctl.store.world import World
+from mpsctl.observe.facts import DaemonProcess, InstanceFacts, ServerProcess
 
 _LIBRARY = "libcuda.so"
 _OPEN_FILES = 16_384
 """NVIDIA's documentation of MPS; a process that is no server needs far less."""
 _FEW_OPEN_FILES = 1024
+_DEAD = ("Z", "D", "X")
+_KEEPS_OUT = (
+    "unit-masked",
+    "unit-not-active",
+    "front-door-closed",
+    "daemon-stopped",
+    "daemon-hangs",
+    "session-held",
+    "socket-gone",
+    "gpu-missing",
+    "gpu-swapped",
+    "mig-switched-off",
+    "mig-switched-on",
+    "mig-device-gone",
+    "left-over-server",
+)
+"""What is wrong with an instance that keeps a process from being its client; a drain is judged by itself."""
 
 
 @dataclass(frozen=True)
-class OnHost:
-    """What is known of the host before a process is looked at; ``foreign`` are the daemons of no instance."""
+class _Process:
+    """What is known of the process. ``variables`` is its environment, None where that may not be read.
 
-    world: World
-    statuses: Sequence[Status]
-    instances: Sequence[Instance]
-    gpus: Sequence[Gpu]
-    foreign: Sequence[ControlDaemon] = ()
+    ``as_client`` are the devices on which NVML lists it as a client of some daemon, ``at_all`` those on which it has a
+    context. ``instance`` is the one whose client it is or means to be, ``daemon`` the control daemon of no instance on
+    the directory that it looks in.
+    """
 
-    def uuids(self, instance: Instance) -> Optional[list[str]]:
-        """The instance's devices by UUID, or None where they are not known."""
-        try:
-            return [device.uuid for device in configuration.resolve(instance, self.gpus)]
-        except BadValue:
-            return None
-
-    def status(self, instance: Instance) -> Optional[Status]:
-        return next((one for one in self.statuses if one.instance == instance.name), None)
-
-
-@dataclass(frozen=True)
-class Uses:
-    """What a process has by NVML: the devices on which it is a client, and those on which it has a context at all."""
-
+    pid: int
+    uid: Optional[int]
+    variables: Optional[dict[str, str]]
     as_client: frozenset[str]
     at_all: frozenset[str]
+    client_of: Optional[InstanceFacts]
+    instance: Optional[InstanceFacts]
+    daemon: Optional[DaemonProcess]
 
 
-def uses(world: World, pid: int, gpus: Sequence[Gpu]) -> Uses:
-    """By the UUID of each GPU and MIG device. Empty where NVML does not answer."""
-    as_client, at_all = set(), set()
-    try:
-        with world.nvml() as nvml:
-            for uuid in [uuid for gpu in gpus for uuid in (gpu.uuid, *(mig.uuid for mig in gpu.mig_devices))]:
-                if pid in (nvml.client_memory_mib(uuid) or {}):
-                    as_client.add(uuid)
-                if pid in (nvml.compute_memory_mib(uuid) or {}):
-                    at_all.add(uuid)
-    except MpsctlError:
-        pass
-    return Uses(frozenset(as_client), frozenset(at_all | as_client))
-
-
-def look(host: OnHost, pid: int) -> tuple[list[Diagnosis], str]:
+def look(seen: Seen, pid: int) -> tuple[list[Diagnosis], str]:
     """What is wrong with a process, and in one line what it is."""
-    used = uses(host.world, pid, host.gpus)
-    known = procfs.environment(pid)
-    uid = procfs.uid(pid)
-    about = _about(pid, uid, used, known is not None)
+    program = _program(seen, pid)
+    if program is not None:
+        return program
+    one = _known(seen, pid)
+    about = _about(seen, one)
     found: list[Diagnosis] = []
-    if procfs.state(pid) in ("Z", "D", "X"):
-        found.append(diagnose("zombie-client", CERTAIN if used.at_all else POSSIBLE, about))
-    instance = _instance_of(host, known or {})
-    if known is not None:
-        devices = None if instance is None else host.uuids(instance)
-        found += environment.lint(known, devices, of_daemon=hardware.mps_program(pid) == hardware.CONTROL_DAEMON)
-    if hardware.mps_program(pid) is None and not used.as_client:
-        found += why_no_client(host, pid, known, instance, used)
-    return found + _surroundings(pid, used), about
+    if procfs.state(pid) in _DEAD:
+        found.append(diagnose("zombie-client", CERTAIN if one.at_all else POSSIBLE, about))
+    if one.variables is not None:
+        devices = None if one.instance is None else [device.uuid for device in one.instance.devices]
+        found += environment.lint(one.variables, devices)
+    if one.client_of is None:
+        found += _why_no_client(seen, one)
+    found += memory.of_client(seen, pid)
+    return found + _surroundings(pid, one), about
 
 
-def _about(pid: int, uid: Optional[int], used: Uses, readable: bool) -> str:
-    who = procfs.user(uid) if uid is not None else None
-    what = "an MPS client" if used.as_client else "on a GPU outside MPS" if used.at_all else "on no GPU"
-    inside = procfs.container(pid)
-    return (
-        f"pid {pid} ({procfs.command(pid)[:100]}), user {who or uid}{f', container {inside[:12]}' if inside else ''}:"
-        f" {what}{'' if readable else '; its environment may not be read'}"
-    )
+def instances_of(seen: Seen, pid: int) -> list[str]:
+    """The instance of a process, or of the daemon of which it is a server; none where it is of none or of any."""
+    server = seen.host.processes.server(pid)
+    daemon_pid = pid if server is None else server.daemon
+    mains = [name for name, one in seen.host.instances.items() if one.pid and one.pid == daemon_pid]
+    if mains or server is not None:
+        return mains
+    known = _known(seen, pid)
+    return [known.instance.name] if known.instance is not None else []
 
 
-def _instance_of(host: OnHost, known: dict[str, str]) -> Optional[Instance]:
-    """The instance that the process means: by its variable, or the only one."""
-    named = known.get(PIPE_DIRECTORY, "").rstrip("/")
-    for instance in host.instances:
-        if named and named == instance.pipe_directory:
-            return instance
-    return host.instances[0] if len(host.instances) == 1 else None
+def _program(seen: Seen, pid: int) -> Optional[tuple[list[Diagnosis], str]]:
+    """What is to be said of a control daemon, a server or a front-end; None for any other process."""
+    server, daemon = seen.host.processes.server(pid), seen.host.processes.daemon(pid)
+    if server is not None:
+        return _server(seen, server)
+    if daemon is not None:
+        about = words.daemon(daemon, seen.host.devices(daemon))
+        variables = procfs.environment(pid) or {}
+        found = environment.lint(variables, None, of_daemon=True)
+        if daemon in seen.foreign:
+            found.append(diagnose("foreign-daemon", CERTAIN, about))
+        return found + _open_files(pid, _OPEN_FILES), f"pid {pid} is the {about}{_whose(seen, pid)}"
+    if pid in seen.host.processes.front_ends:
+        return [], f"pid {pid} ({shown(procfs.command(pid))}) is a front-end of MPS: an open command session"
+    return None
 
 
-def why_no_client(
-    host: OnHost,
-    pid: int,
-    known: Optional[dict[str, str]],
-    instance: Optional[Instance],
-    used: Uses,
-) -> list[Diagnosis]:
-    """Why a process is no client of an instance, what lies deepest first."""
-    if not used.at_all and known is None:
-        return []  # another user's: neither its libraries nor its environment may be read, and nothing is known
-    if not used.at_all and not procfs.maps(pid, _LIBRARY):
-        return [diagnose("no-cuda-yet", LIKELY, f"pid {pid} has no {_LIBRARY} mapped")]
-    found: list[Diagnosis] = []
-    if known is not None:
-        found += _obstacles(host, pid, known, instance)
-    found += _unserved(host, pid, instance)
-    if used.at_all:
-        names = ", ".join(sorted(used.at_all))
-        exclusive = [gpu for gpu in host.gpus if gpu.uuid in used.at_all and gpu.compute_mode == EXCLUSIVE_PROCESS]
-        more = ["it holds a GPU in exclusive mode: no server can have it meanwhile"] if exclusive else []
-        found.append(
-            diagnose("client-outside-mps", CERTAIN, f"pid {pid} has a context on {names} and is no client", *more)
-        )
-    return found
+def _server(seen: Seen, server: ServerProcess) -> tuple[list[Diagnosis], str]:
+    who = f"pid {server.pid} ({words.who(server.user, server.uid)}) is an MPS server"
+    if server.daemon is None:
+        line = f"{who}, and its control daemon is gone"
+        return [diagnose("left-over-server", CERTAIN, line)], line
+    daemon = seen.host.processes.daemon(server.daemon)
+    if daemon is None:
+        return _open_files(
+            server.pid, _OPEN_FILES
+        ), f"{who} of process {server.daemon}, which is no daemon of this host"
+    about = f"{who} of the {words.daemon(daemon, seen.host.devices(daemon))}{_whose(seen, daemon.pid)}"
+    found = [diagnose("foreign-daemon", CERTAIN, about)] if daemon in seen.foreign else []
+    return found + _open_files(server.pid, _OPEN_FILES), about
 
 
-def _obstacles(host: OnHost, pid: int, known: dict[str, str], instance: Optional[Instance]) -> Iterable[Diagnosis]:
-    status = host.status(instance) if instance else None
-    reasons = reachability.obstacles(
+def _whose(seen: Seen, daemon_pid: int) -> str:
+    name = next((name for name, unit in seen.host.units.items() if unit.main_pid == daemon_pid), None)
+    if name is not None:
+        return f", which is instance {name}'s"
+    return "" if seen.host.systemd_unread else ", which is no instance's"
+
+
+def _known(seen: Seen, pid: int) -> _Process:
+    gpus = seen.host.gpus
+    variables = procfs.environment(pid)
+    as_client = frozenset(uuid for uuid, held in gpus.clients.items() if pid in (held or {}))
+    at_all = frozenset(uuid for uuid, held in gpus.compute.items() if pid in (held or {}))
+    client_of = seen.client_of(pid)
+    return _Process(
         pid,
-        known,
-        [Path(one.pipe_directory) for one in host.instances],
-        host.uuids(instance) if instance else None,
-        int(status.unit.get("main_pid") or 0) if status else 0,
-        host.world.places.root,
+        procfs.uid(pid),
+        variables,
+        as_client,
+        at_all | as_client,
+        client_of,
+        client_of or _meant(seen, pid, variables or {}),
+        None if variables is None else seen.served_by(pid, variables),
     )
-    return [because(replace(reason, line=f"pid {pid}: {reason}"), CERTAIN) for reason in reasons if reason.cause]
 
 
-def _unserved(host: OnHost, pid: int, instance: Optional[Instance]) -> list[Diagnosis]:
-    found = []
-    for one in host.instances if instance is None else [instance]:
-        status = host.status(one)
-        if status is None:
-            continue
-        if not status.active:
-            found.append(diagnose("unit-not-active", LIKELY, *status.findings[:3]))
-        elif not status.door_open:
-            found.append(diagnose("front door-closed", LIKELY, *status.findings[:3]))
-        log = log_of(host.world, status)
-        if pid in log.waiting:
-            users = sorted({str(server.uid) for server in status.servers})
-            line = (
-                f"pid {pid} of user {log.waiting[pid]} was queued; servers live for user {', '.join(users) or 'none'}"
-            )
-            found.append(diagnose("waiting-behind-another-user", CERTAIN if users else LIKELY, line))
-    return found
+def _meant(seen: Seen, pid: int, variables: dict[str, str]) -> Optional[InstanceFacts]:
+    """The instance that the process means: by its variable, by the device that it is on, or the only one."""
+    named = seen.meant_by(variables)
+    if named is not None:
+        return named
+    on = [one for one in seen.instances if any(pid == each.pid for listed in one.processes.values() for each in listed)]
+    if len(on) == 1:
+        return on[0]
+    return seen.instances[0] if len(seen.instances) == 1 else None
 
 
-def log_of(world: World, status: Status) -> DaemonLog:
-    """What the journal has of the present start of an instance's daemon."""
-    return daemon_log.read(lines_of(world, status))
+def _about(seen: Seen, one: _Process) -> str:
+    who = procfs.user(one.uid) if one.uid is not None else None
+    inside = procfs.container(one.pid)
+    where = f", container {shown(inside[:12])}" if inside else ""
+    unread = "" if one.variables is not None else "; its environment may not be read"
+    name = f"pid {one.pid} ({shown(procfs.command(one.pid), 100)}), {words.who(who, one.uid)}{where}"
+    return f"{name}: {_what(seen, one)}{unread}"
 
 
-def lines_of(world: World, status: Status) -> list[str]:
-    """The lines of the present start; none where the journal may not be read."""
-    invocation = status.unit.get("invocation", "")
-    try:
-        return world.systemd.journal_of_start(invocation, daemon_log.EVERY_LINE) if invocation else []
-    except MpsctlError:
+def _what(seen: Seen, one: _Process) -> str:
+    """What the process is to MPS, as far as NVML and the daemons tell."""
+    if one.client_of is not None:
+        return f"an MPS client of instance {one.client_of.name}"
+    if one.as_client and one.daemon is not None:
+        return f"an MPS client of the {words.daemon(one.daemon, seen.host.devices(one.daemon))}, which is no instance's"
+    if one.as_client:
+        return "an MPS client, and no instance's daemon that answers lists it"
+    if one.at_all:
+        return "on a GPU outside MPS"
+    return "on no GPU"
+
+
+def _why_no_client(seen: Seen, one: _Process) -> list[Diagnosis]:
+    """Why a process is no client of an instance, what lies deepest first."""
+    if not one.at_all and one.variables is None:
+        return []  # another user's: neither its libraries nor its environment may be read, and nothing is known
+    if not one.at_all and not _waits(one) and not procfs.maps(one.pid, _LIBRARY):
+        return [diagnose("no-cuda-yet", LIKELY, f"pid {one.pid} has no {_LIBRARY} mapped")]
+    found = [*_kept_out(seen, one), *_obstacles(seen, one)]
+    if one.daemon is not None:
+        line = f"pid {one.pid} looks in {shown(str(one.daemon.directory))}, which is served by the "
+        line += words.daemon(one.daemon, seen.host.devices(one.daemon))
+        found.append(diagnose("client-of-another-daemon", CERTAIN if one.as_client else LIKELY, line))
+    left = [server.pid for server in seen.host.processes.servers if server.daemon is None]
+    if one.as_client and one.daemon is None and left:
+        line = (
+            f"pid {one.pid} is a client of no daemon that answers; MPS servers without one: {', '.join(map(str, left))}"
+        )
+        found.append(diagnose("left-over-server", LIKELY, line))
+    if one.at_all and not one.as_client:
+        devices = ", ".join(sorted(one.at_all))
+        more = ["it holds a GPU in exclusive mode: no server can have it meanwhile"] if _exclusive(seen, one) else []
+        found.append(
+            diagnose("client-outside-mps", CERTAIN, f"pid {one.pid} has a context on {devices} and is no client", *more)
+        )
+    return found if one.instance is None else of_instance(one.instance.name, found)
+
+
+def _exclusive(seen: Seen, one: _Process) -> bool:
+    return any(gpu.uuid in one.at_all and gpu.compute_mode == EXCLUSIVE_PROCESS for gpu in seen.host.gpus.gpus)
+
+
+def _waits(one: _Process) -> bool:
+    return one.instance is not None and any(each.pid == one.pid for each in one.instance.waiting)
+
+
+def _kept_out(seen: Seen, one: _Process) -> list[Diagnosis]:
+    """What of the instance's state keeps it out: a drain, a stopped unit, another user's clients."""
+    instance = one.instance
+    if instance is None:
         return []
+    checks = seen.report.instances[instance.name]
+    named = one.variables is not None and seen.meant_by(one.variables) is instance
+    sure = CERTAIN if named or _waits(one) else LIKELY
+    found = [
+        diagnose("drained", sure, reason.line, remedy=reason.remedy) for reason in reasons_of(checks, ("drained",))
+    ]
+    for each in instance.waiting:
+        if each.pid == one.pid:
+            reason = why_waiting(instance, each)
+            found.append(because(reason, certainty_of(reason.cause, LIKELY)))
+    if one.as_client:
+        return found
+    # That it is so is certain; that it was so when this process began is not.
+    kept = [because(reason, LIKELY) for reason in reasons_of(checks, _KEEPS_OUT)]
+    return found + [replace(each, certainty=at_most(each.certainty, LIKELY)) for each in kept]
 
 
-def _surroundings(pid: int, used: Uses) -> list[Diagnosis]:
-    found = []
-    limit = procfs.open_files_limit(pid)
-    least = _FEW_OPEN_FILES if hardware.mps_program(pid) is None else _OPEN_FILES
-    if limit is not None and limit < least:
-        found.append(diagnose("open-files-limit", POSSIBLE, f"pid {pid} may have {limit} files open, expected {least}"))
-    if procfs.maps_users(pid) and not used.as_client:
+def _obstacles(seen: Seen, one: _Process) -> list[Diagnosis]:
+    """What is wrong with its environment, or with its way to the pipe directory."""
+    if one.variables is None:
+        return []
+    publics = [each.public for each in seen.instances if each.public is not None]
+    instance = one.instance
+    obstacles = reachability.obstacles(
+        one.pid,
+        one.variables,
+        publics,
+        [device.uuid for device in instance.devices] if instance and instance.devices else None,
+        instance.pid if instance else 0,
+        seen.world.places.root,
+    )
+    reasons = map(words.obstacle, obstacles)
+    return [because(replace(reason, line=f"pid {one.pid}: {reason}"), CERTAIN) for reason in reasons if reason.cause]
+
+
+def _surroundings(pid: int, one: _Process) -> list[Diagnosis]:
+    found = _open_files(pid, _FEW_OPEN_FILES)
+    if procfs.maps_users(pid) and not one.as_client:
         found.append(diagnose("user-namespace", POSSIBLE, f"pid {pid} is user {procfs.uid(pid)} to the daemon"))
     own, ours = procfs.namespace(pid, "pid"), procfs.namespace(os.getpid(), "pid")
     if own and ours and own != ours:
         found.append(diagnose("pid-namespace", POSSIBLE, f"pid {pid} is in {own}, this program in {ours}"))
     return found
+
+
+def _open_files(pid: int, least: int) -> list[Diagnosis]:
+    limit = procfs.open_files_limit(pid)
+    if limit is None or limit >= least:
+        return []
+    return [diagnose("open-files-limit", POSSIBLE, f"pid {pid} may have {limit} files open, expected {least}")]

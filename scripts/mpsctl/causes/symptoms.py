@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Iterable, Mapping, NamedTuple, Optional
 
-from mpsctl.causes.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, diagnose
+from mpsctl.causes.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, diagnose, quoted
 
 Causes = tuple[tuple[str, str], ...]
 """Names of the catalogue with how sure each is when nothing but the symptom is known."""
@@ -165,29 +165,73 @@ _BY_NAME = {name.lower(): error for error in reversed(ERRORS) for name in error.
 
 OUT_OF_MEMORY = 2
 
+_GPU_GONE = (
+    "gpu-lost",
+    "gpu-missing",
+    "gpu-swapped",
+    "mig-switched-off",
+    "mig-switched-on",
+    "mig-device-gone",
+    "driver-upgraded-underneath",
+)
+_DOWN = ("drained", "unit-masked", "unit-not-active", "front-door-closed", "left-over-server")
+_FOREIGN = ("default-pipe-directory", "foreign-daemon")
 _REACHING = (
-    "unit-not-active",
-    "front door-closed",
+    *_DOWN,
     "no-daemon",
     "daemon-stopped",
+    "daemon-hangs",
+    "socket-gone",
+    "session-held",
     "selinux-label",
     "orphan-daemon",
     "no-driver",
+    *_GPU_GONE,
 )
 RELATED: Mapping[int, tuple[str, ...]] = {
-    1: ("unit-not-active", "gpu-lost"),
-    2: ("limits-oversubscribed", "limit-is-per-process", "density-too-high", "uneven-ranks", "limit-over-reached"),
-    30: (*_REACHING, "pipe-directory-closed", "gpu-lost"),
-    46: (*_REACHING, "client-outside-mps", "pipe-directory-closed", "pipe-directory-wrong", "two-daemons-one-gpu"),
-    100: ("foreign-daemon", "two-daemons-one-gpu", "unit-not-active", "gpu-lost"),
+    1: (*_DOWN, *_GPU_GONE),
+    2: (
+        "memory-held-by-others",
+        "limits-oversubscribed",
+        "limit-is-per-process",
+        "density-too-high",
+        "uneven-ranks",
+        "limit-over-reached",
+    ),
+    30: (*_REACHING, *_FOREIGN, "server-failed", "pipe-directory-closed"),
+    46: (
+        *_REACHING,
+        *_FOREIGN,
+        "client-outside-mps",
+        "pipe-directory-closed",
+        "pipe-directory-wrong",
+        "two-daemons-one-gpu",
+    ),
+    100: (*_DOWN, *_FOREIGN, "two-daemons-one-gpu", *_GPU_GONE),
     700: ("gpu-lost",),
-    805: (*_REACHING, "gpu-older-than-volta", "two-daemons-one-gpu", "cleaned-pipe-directory", "gpu-lost"),
-    806: ("client-fault", "server-crash-loop", "unit-not-active", "gpu-lost"),
-    807: ("server-crash-loop",),
-    808: ("several-managers",),
-    999: ("unit-not-active", "client-fault", "server-crash-loop"),
+    805: (
+        *_REACHING,
+        *_FOREIGN,
+        "server-failed",
+        "gpu-older-than-volta",
+        "two-daemons-one-gpu",
+        "cleaned-pipe-directory",
+    ),
+    806: ("client-fault", "server-crash-loop", *_DOWN, *_GPU_GONE),
+    807: (*_DOWN, *_FOREIGN, "server-crash-loop", "two-daemons-one-gpu", "waiting-for-server"),
+    808: ("several-managers", *_FOREIGN),
+    999: (*_DOWN, *_GPU_GONE, "client-fault", "server-crash-loop"),
 }
 """What else the host may show that explains an error: causes that are told only when they are seen."""
+
+EXPLAIN_LITTLE = (
+    "foreign-daemon",
+    "default-pipe-directory",
+    "several-managers",
+    "limits-oversubscribed",
+    "not-as-desired",
+)
+"""Causes of those that leave room for others: they are seen for certain, and need not be why the error came."""
 
 _OF_ERRORS: tuple[tuple[str, int], ...] = (
     (r"MPS client failed to connect to the MPS control daemon or the MPS server", 805),
@@ -336,11 +380,11 @@ def _errors_in(line: str) -> list[CudaError]:
 def _add_error(found: Understood, error: CudaError, line: str) -> None:
     if error not in found.errors:
         found.errors.append(error)
-        found.lines[error.code] = line[:400]
+        found.lines[error.code] = quoted(line)
 
 
 def _add_causes(found: Understood, causes: Causes, line: str) -> None:
     for name, certainty in causes:
         if name not in found.lines:
             found.causes.append((name, certainty))
-            found.lines[name] = line[:400]
+            found.lines[name] = quoted(line)

@@ -153,7 +153,7 @@ def _exec(key: str, value: str, runs_daemon: bool) -> list[Diagnosis]:
         found.append(diagnose("start-failure-hidden", LIKELY, line))
     if _REMOVES.search(command):
         found.append(diagnose("pipe-directory-removed", LIKELY, line))
-    return found + _compute_mode(command, line)
+    return found + compute_mode(command, line)
 
 
 def _arguments(words: list[str], line: str) -> list[Diagnosis]:
@@ -176,10 +176,16 @@ def _in_shell(script: str, line: str) -> list[Diagnosis]:
         found.append(diagnose("substring-test", CERTAIN, line))
     if _RESTARTS.search(script):
         found.append(diagnose("restart-on-every-run", POSSIBLE, line))
-    return found + _compute_mode(script, line)
+    return found + compute_mode(script, line)
 
 
-def _compute_mode(script: str, line: str) -> list[Diagnosis]:
+def sets_compute_mode(script: str) -> bool:
+    """Whether a script or command line sets a compute mode."""
+    return _COMPUTE_MODE.search(script) is not None
+
+
+def compute_mode(script: str, line: str) -> list[Diagnosis]:
+    """What is wrong with how a script sets compute modes."""
     every = [match[0] for match in _COMPUTE_MODE.finditer(script)]
     return [diagnose("compute-mode-of-all-gpus", LIKELY, line) for call in every if not _ONE_GPU.search(call)]
 

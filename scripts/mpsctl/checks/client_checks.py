@@ -8,9 +8,9 @@ from mpsctl.checks.judgement import Finding, View, failed, judgement, passed, so
 from mpsctl.checks.unit_checks import no_daemon
 from mpsctl.model.finding import Reason
 from mpsctl.model.foreign import shown
-from mpsctl.observe.facts import ClientFacts
+from mpsctl.observe.facts import ClientFacts, InstanceFacts, Waiting
 
-_SPARE_MIB = 16
+SPARE_MIB = 16
 """A client this near its limit has used it up: NVML counts in whole MiB, and an allocation takes 2 MiB at least."""
 
 
@@ -122,12 +122,12 @@ def client_memory(view: View) -> Finding:
         f"{words.client(client)} holds {held} MiB of its limit of {limit} MiB on device {ordinal}"
         for client in view.one.clients
         for ordinal, (held, limit) in enumerate(zip(client.memory_mib, client.limits_mib))
-        if held is not None and limit is not None and held > limit - _SPARE_MIB
+        if held is not None and limit is not None and held > limit - SPARE_MIB
     ]
     if lines:
         return warned(
             some(lines),
-            f"{_SPARE_MIB} MiB to spare",
+            f"{SPARE_MIB} MiB to spare",
             "raise mps_device_memory_limit, or let it take less: frameworks keep what they once had",
             *lines,
             reasons=[Reason("own-limit-reached", line) for line in lines],
@@ -145,28 +145,28 @@ def waiting_clients(view: View) -> Finding:
         return unknown(words.unread(one.log_unread))
     if not one.waiting:
         return passed("nobody")
-    serving = {server.uid for server in one.servers if server.uid is not None}
-    lines = [f"pid {each.pid} of user {each.uid} ({shown(each.command)})" for each in one.waiting]
-    others = [each for each in one.waiting if serving and each.uid not in serving]
-    if others:
-        behind = f"behind user {', '.join(map(str, sorted(serving)))}"
-        return warned(
-            f"{some(lines)} waits {behind}",
-            "nobody waiting",
-            "one user at a time is served: run all as one user, or set mps_multi_user",
-            *lines,
-            reasons=[Reason("waiting-behind-another-user", f"{line} waits {behind}") for line in lines],
-            facts={"pids": [each.pid for each in others]},
-        )
-    what = "and its own user's server is up" if serving else "and no server is there yet"
+    reasons = [why_waiting(one, each) for each in one.waiting]
+    behind = [reason for reason in reasons if reason.cause == "waiting-behind-another-user"]
+    first = behind or reasons
+    remedy = "look again in a few seconds; if it stays, see the server's lines in the journal"
     return warned(
-        f"{some(lines)} waits, {what}",
+        some(reason.line for reason in first),
         "nobody waiting",
-        "look again in a few seconds; if it stays, see the server's lines in the journal",
-        *lines,
-        reasons=[Reason("waiting-for-server", f"{line} waits, {what}") for line in lines],
+        "one user at a time is served: run all as one user, or set mps_multi_user" if behind else remedy,
+        *(reason.line for reason in reasons),
+        reasons=reasons,
         facts={"pids": [each.pid for each in one.waiting]},
     )
+
+
+def why_waiting(one: InstanceFacts, each: Waiting) -> Reason:
+    """Why a client is in the daemon's pending list. A daemon serves one user at a time (B20, driver 580)."""
+    who = f"pid {each.pid} of user {each.uid} ({shown(each.command)})"
+    serving = sorted({server.uid for server in one.servers if server.uid is not None})
+    if serving and each.uid not in serving:
+        return Reason("waiting-behind-another-user", f"{who} waits behind user {', '.join(map(str, serving))}")
+    what = "and its own user's server is up" if serving else "and no server is there yet"
+    return Reason("waiting-for-server", f"{who} waits, {what}")
 
 
 JUDGEMENTS = (client_pids, client_limits, older_limits, limits_together, client_memory, waiting_clients)

@@ -42,7 +42,8 @@ def gpus_present(view: View) -> Finding:
         return unknown("no GPU is desired")
     missing = _missing(view, one)
     if missing is None:
-        return failed(error.found, error.expected, error.remedy, reasons=[Reason("not-as-desired", str(error))])
+        cause = "mig-switched-on" if _is_split(view, one) else "not-as-desired"
+        return failed(error.found, error.expected, error.remedy, reasons=[Reason(cause, error.found, error.remedy)])
     cause, remedy = missing
     line = f"{error.found} is not on this host"
     return failed(line, error.expected, remedy, reasons=[Reason(cause, line, remedy)])
@@ -64,6 +65,15 @@ def _missing(view: View, one: InstanceFacts) -> Optional[tuple[str, str]]:
         "gpu-missing",
         "look at dmesg for the GPU (Xid 79: it fell off the bus) and reset it or reboot the host; if it is gone for"
         " good, correct mps_instances",
+    )
+
+
+def _is_split(view: View, one: InstanceFacts) -> bool:
+    """Whether a GPU that is desired whole is split by MIG."""
+    named = one.desired.gpus if one.desired else ()
+    return any(
+        gpu.mig_enabled and not {str(gpu.index), gpu.uuid, gpu.pci_address}.isdisjoint(named)
+        for gpu in view.host.gpus.gpus
     )
 
 

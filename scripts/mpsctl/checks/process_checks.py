@@ -158,14 +158,14 @@ def _short_of(view: View, device: Device, free_mib: int) -> Optional[tuple[int, 
     if others and limit is not None and device.memory_mib is not None:
         limit_mib = limit.on(device.memory_mib)
         if free_mib < limit_mib:
-            return limit_mib, "limit", _holders(others), "memory-held-by-others"
+            return limit_mib, "limit", holders(others), "memory-held-by-others"
     if free_mib < costs.context_mib:
         cause = "memory-held-by-others" if others else "card-full"
-        return costs.context_mib, "context alone", _holders(others or processes), cause
+        return costs.context_mib, "context alone", holders(others or processes), cause
     return None
 
 
-def _holders(processes: Sequence[GpuProcess]) -> list[str]:
+def holders(processes: Sequence[GpuProcess]) -> list[str]:
     """Who holds how much, the greatest first."""
     greatest = sorted(processes, key=lambda each: -(each.memory_mib or 0))
     return [

@@ -15,9 +15,9 @@ from mpsctl.model.foreign import pasted
 
 _LOOP = 3
 """So many servers of one user that failed in a row without a client are a loop (a daemon tries six times)."""
-_WINDOW_S = 600
+WINDOW_S = 600
 """And each within this time of the one before; the last within an hour."""
-_RECENT_S = 3600
+RECENT_S = 3600
 
 
 @judgement()
@@ -87,12 +87,13 @@ def server_exits(view: View) -> Finding:
         )
     last = servers[-1]
     if last.exit_status not in (None, 0) and _recently(view, last):
+        remedy = "see dmesg and the journal for why"
         return warned(
             f"the last server ({lines[-1]}{_ago(view, last)})",
             "servers that end with 0",
-            "its clients met error 806: start them anew; see dmesg and the journal for why",
+            f"its clients met error 806: start them anew; {remedy}" if last.served else remedy,
             *lines[-6:],
-            reasons=[Reason("server-gone", lines[-1])],
+            reasons=[Reason("server-gone" if last.served else "server-failed", lines[-1])],
         )
     return passed(f"{words.number(len(bad), 'server')} failed since the daemon's start, and none of late", *lines[-6:])
 
@@ -104,7 +105,7 @@ def _loop(view: View, servers: Iterable[ServerLog]) -> Optional[str]:
         mine = [server for server in known if server.uid == uid]
         tail: list[ServerLog] = []
         for server in reversed([each for each in mine if each.exit_status is not None]):
-            together = not tail or _gap_s(server, tail[-1]) <= _WINDOW_S
+            together = not tail or _gap_s(server, tail[-1]) <= WINDOW_S
             if server.exit_status == 0 or server.served or not together:
                 break
             tail.append(server)
@@ -123,7 +124,7 @@ def _gap_s(earlier: ServerLog, later: ServerLog) -> float:
 
 def _recently(view: View, server: ServerLog) -> bool:
     """Whether it ended within the last hour, or the log does not tell when."""
-    return server.ended_s is None or view.host.wall_s - server.ended_s < _RECENT_S
+    return server.ended_s is None or view.host.wall_s - server.ended_s < RECENT_S
 
 
 def _ago(view: View, server: ServerLog) -> str:
@@ -145,12 +146,7 @@ def client_faults(view: View) -> Finding:
         return passed("none since the last client connected")
     server, fault = faults[-1]
     # The log names a bystander where more than one client is connected (10 of 10, driver 580, H200).
-    if fault.alone:
-        line = f"client {fault.named}, the only one of server {server}, made a fatal fault"
-    else:
-        pids = ", ".join(map(str, fault.connected))
-        line = f"one of the clients of server {server} (pid {pids}) made a fatal fault, and which one is not told"
-    line += ": every client of it met the same error"
+    line = f"{words.fault(server, fault.connected, fault.alone)}: every client of it met the same error"
     return warned(
         line,
         "clients without a fault",

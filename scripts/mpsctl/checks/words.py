@@ -62,6 +62,14 @@ def daemon(one: DaemonProcess, devices: Optional[Sequence[str]]) -> str:
     return f"control daemon {one.pid} ({command}, {who(one.user, one.uid)}{inside}) on {where} with {gpus}"
 
 
+def fault(server: int, connected: Sequence[int], alone: bool) -> str:
+    """Who made a fatal fault on a server, as far as that is known: by name only where it had one client in its life."""
+    if alone and len(connected) == 1:
+        return f"client {connected[0]}, the only one that server {server} ever had, made a fatal fault"
+    pids = f" (pid {', '.join(map(str, connected))})" if connected else ""
+    return f"one of the clients of server {server}{pids} made a fatal fault, and which one is not told"
+
+
 def client(one: ClientFacts) -> str:
     return f"client {one.pid} ({shown(one.command) or 'command not told'}, {who(one.user, one.uid)})"
 

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import BinaryIO, Callable, Sequence
 
 from mpsctl.causes import consult
-from mpsctl.checks import verify
 from mpsctl.cli import output
 from mpsctl.model.errors import BadValue
-from mpsctl.model.finding import Check
 from mpsctl.store.world import World
 
 
@@ -30,21 +28,12 @@ def doctor(world: World, options: argparse.Namespace) -> int:
         containers=_texts(options.container),
         units=_texts(options.unit),
     )
-    answer = consult.consult(world, question, checks(world, question))
+    answer = consult.consult(world, question)
     if options.json:
         output.say_json(answer.as_json())
     else:
         _show(answer, output.say)
     return 1 if answer.diagnoses else 0
-
-
-def checks(world: World, question: consult.Question) -> list[Check]:
-    """Verify's checks, where the question is about the host: bounded in time, and nothing is raised."""
-    from mpsctl.causes import apple_gpu
-
-    if apple_gpu.on_a_mac() or not (question.of_host or question.errors):
-        return []
-    return [one for _, one in verify.verify(world, question.instances).every]
 
 
 def _pid(text: str) -> int:
@@ -98,7 +87,8 @@ def _show(answer: consult.Answer, say: Callable[[str], None]) -> None:
         say("nothing found that explains a fault")
     for number, one in enumerate(answer.diagnoses, start=1):
         say("")
-        say(f"{number}. {one.name} ({one.certainty})")
+        whose = f", instance{'s' * (len(one.instances) > 1)} {', '.join(one.instances)}" if one.instances else ""
+        say(f"{number}. {one.name} ({one.certainty}){whose}")
         say(f"   cause:    {one.cause}")
         for place, line in enumerate(one.evidence):
             say(f"   {'evidence:' if place == 0 else '         '} {line}")

@@ -12,10 +12,12 @@ from typing import Any, Generator, Iterator
 
 import pytest
 
+import consulting
 from converging import Fleet
-from fakes import Host, h200
+from fakes import FakeDaemon, Host, h200
 from judging import UNIT, serve
 from mpsctl.adapters import hardware, procfs
+from mpsctl.causes import apple_gpu
 from mpsctl.model import messages
 from mpsctl.store import world as worlds
 from mpsctl.store.world import World
@@ -107,3 +109,21 @@ def mpsctl(host: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
 def fleet(host: Host) -> Fleet:
     """A host as the role converges it, on which nothing was done yet."""
     return Fleet(host)
+
+
+@pytest.fixture
+def shown_processes(host: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """A host whose processes all have CUDA mapped, and none is in a container or a namespace of its own."""
+    monkeypatch.setattr(procfs, "maps", lambda pid, name: name == "libcuda.so")
+    monkeypatch.setattr(procfs, "mounts", lambda pid: {})
+    monkeypatch.setattr(procfs, "maps_users", lambda pid: False)
+    monkeypatch.setattr(procfs, "open_files_limit", lambda pid: 1_048_576)
+    monkeypatch.setattr(procfs, "namespace", lambda pid, kind: f"{kind}:[1]")
+    monkeypatch.setattr(apple_gpu, "on_a_mac", lambda: False)
+    return host
+
+
+@pytest.fixture
+def running(shown_processes: Host) -> FakeDaemon:
+    """Instance 0 with a limit of 4 GiB runs in the desired state, with a server that has no client yet."""
+    return consulting.run(shown_processes)

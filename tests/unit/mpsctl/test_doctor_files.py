@@ -126,7 +126,7 @@ SCRIPTS = [
     ("systemctl restart nvidia-mps.service", "restart-on-every-run"),
     ("systemctl start nvidia-mps 2>/dev/null || true", "start-failure-hidden"),
     ("export CUDA_MPS_DEVICE_MEM_LIMIT=0=1G", "misspelt-variable"),
-    ("export CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=8192MB", "limit-shaken-off"),
+    ("export CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=8192MB", "limit-bypassed"),
     ("export CUDA_DEVICE_MAX_CONNECTIONS=8", "max-connections-raised"),
 ]
 
@@ -168,9 +168,9 @@ def test_no_unit_or_script_is_too_strange(text: str) -> None:
     ("variables", "found"),
     [
         ({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"}, []),
-        ({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "8192MB"}, ["limit-shaken-off"]),
-        ({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G,1=1G"}, ["limit-shaken-off"]),
-        ({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "''0=1G,1=512MB''"}, ["quotes-in-value", "limit-shaken-off"]),
+        ({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "8192MB"}, ["limit-bypassed"]),
+        ({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G,1=1G"}, ["limit-bypassed"]),
+        ({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "''0=1G,1=512MB''"}, ["quotes-in-value", "limit-bypassed"]),
         ({"CUDA_MPS_DEVICE_MEM_LIMIT": "0=1G"}, ["misspelt-variable"]),
         ({"CUDA_MPS_PIPE_DIRECTORY": "/run/nvidia-mps/0"}, []),
         ({"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, ["max-connections-raised"]),
@@ -224,7 +224,7 @@ def test_a_good_service_has_no_fault() -> None:
         ),
         (
             {"environment": ["CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps/0", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=1G"]},
-            "limit-shaken-off",
+            "limit-bypassed",
         ),
     ],
 )
@@ -267,8 +267,92 @@ def test_the_container_s_user_beside_the_server_s(
 
 
 def test_a_daemon_in_a_container_needs_the_host_s_process_ids() -> None:
-    assert in_service(command=["nvidia-cuda-mps-control", "-f"]) == ["clients-hidden-by-pid-namespace"]
-    assert in_service(command=["nvidia-cuda-mps-control", "-f"], pid="host") == []
+    command = ["nvidia-cuda-mps-control", "-f"]
+    assert in_service(command=command, instances=[]) == ["clients-hidden-by-pid-namespace"]
+    assert in_service(command=command, instances=[], pid="host") == []
+    assert in_service(command=command) == ["several-managers", "clients-hidden-by-pid-namespace"]
+
+
+# -- services that are no clients
+
+
+@pytest.mark.parametrize(
+    ("service", "found"),
+    [
+        ({"command": "nvidia-smi -c EXCLUSIVE_PROCESS"}, ["several-managers", "compute-mode-of-all-gpus"]),
+        ({"command": ["nvidia-smi", "-i", "0", "-c", "3"]}, ["several-managers"]),
+        (
+            {"entrypoint": ["/bin/sh", "-c"], "command": ["nvidia-smi --compute-mode=3 && sleep infinity"]},
+            ["several-managers", "compute-mode-of-all-gpus"],
+        ),
+        ({"command": "nvidia-cuda-mps-control -f", "pid": "host"}, ["several-managers"]),
+        (
+            {"command": ["bash", "-c", "nvidia-cuda-mps-control -d && tail -f /dev/null"], "pid": "host"},
+            ["several-managers"],
+        ),
+        ({"image": "nvidia/mps", "ipc": "shareable", "volumes": ["nvidia_mps:/tmp/nvidia-mps"]}, ["several-managers"]),
+        ({"image": "redis:7", "command": "redis-server"}, []),
+        ({"image": "postgres", "environment": {"POSTGRES_PASSWORD": "x"}, "ports": ["5432:5432"]}, []),
+    ],
+    ids=["modes", "the mode of one GPU", "modes in a shell", "daemon", "daemon in a shell", "image", "cache", "database"],
+)
+def test_a_service_that_manages_is_named_as_such_and_never_judged_as_a_client(
+    service: dict[str, Any], found: list[str]
+) -> None:
+    for more in ({}, {"runtime": "nvidia"}) if found else ({},):  # with a GPU any other is a CUDA program
+        (container,) = containers.read(json.dumps({"services": {"a": {**service, **more}}}))
+        assert [one.name for one in in_order(containers.lint(container, [INSTANCE], "580.159.04"))] == found
+        assert not container.is_client
+
+
+def test_nvidia_s_sample_on_a_host_that_has_instances() -> None:
+    """One service sets modes, one runs a daemon, and only the third is a client."""
+    sample = {
+        "exclusive": {"command": "nvidia-smi -c EXCLUSIVE_PROCESS", "runtime": "nvidia"},
+        "mps-daemon": {"image": "nvidia/mps", "ipc": "shareable", "volumes": ["nvidia_mps:/tmp/nvidia-mps"]},
+        "tts": {"ipc": "container:mps-daemon", "volumes": ["nvidia_mps:/tmp/nvidia-mps"], "runtime": "nvidia"},
+    }
+    modes, daemon, client = containers.read(json.dumps({"services": sample}))
+    assert (containers.role(modes), containers.role(client)) == (" (sets compute modes)", "")
+    assert containers.role(daemon) == " (starts a control daemon of its own)"
+    assert [one.is_client for one in (modes, daemon, client)] == [False, False, True]
+    managers = [one for each in (modes, daemon) for one in containers.lint(each, [INSTANCE], "580.159.04")]
+    assert {one.name for one in managers} == {"several-managers", "compute-mode-of-all-gpus"}
+    assert all("this host has the instance 0" in one.evidence for one in managers if one.name == "several-managers")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sh -c 'nvidia-smi -i 0 -c 3; python serve.py'",
+        "sh -c 'until echo get_server_list | nvidia-cuda-mps-control; do sleep 1; done; python serve.py'",
+        "python serve.py",
+    ],
+)
+def test_a_service_that_runs_a_program_as_well_is_judged_as_a_client(command: str) -> None:
+    (container,) = containers.read(json.dumps({"services": {"a": {**SERVICE, "volumes": [], "command": command}}}))
+    assert container.is_client
+    assert not container.runs_daemon
+    assert "container-without-pipe-directory" in [one.name for one in containers.lint(container, [INSTANCE], "580.1")]
+
+
+@pytest.mark.parametrize(
+    "service",
+    [
+        {"environment": {"CUDA_VISIBLE_DEVICES": "0"}},
+        {"environment": ["NVIDIA_VISIBLE_DEVICES=all"]},
+        {"deploy": {"resources": {"reservations": {"devices": [{"capabilities": ["gpu"]}]}}}},
+    ],
+)
+def test_whatever_asks_for_a_gpu_or_sets_a_variable_of_cuda_is_judged_as_a_client(service: dict[str, Any]) -> None:
+    (container,) = containers.read(json.dumps({"services": {"a": service}}))
+    assert container.is_client
+
+
+def test_a_container_that_was_asked_about_is_judged_whatever_it_asks_for() -> None:
+    row = {"Name": "/a", "Config": {"Env": [], "Cmd": ["serve"]}, "HostConfig": {}}
+    (container,) = containers.read(json.dumps([row]))
+    assert "container-no-gpu" in [one.name for one in containers.lint(container, [INSTANCE], "580.1")]
 
 
 INSPECTED: dict[str, Any] = {
