@@ -34,7 +34,7 @@ options:
     type: bool
     default: false
   probe_client:
-    description: Whether V(verify) also starts real CUDA clients as probe clients.
+    description: Whether V(verify) also sends probe clients, which are real CUDA clients.
     type: bool
     default: false
   atomic:

@@ -1,1 +1,1 @@
-"""Floor 8: bringing a host into the desired state, and taking everything off it again."""
+"""Brings a host into the desired state, and takes everything off it again: a plan is one list of steps."""

@@ -129,7 +129,7 @@ def look(world: World, request: Request, desired: Desired, gpus: GpuFacts) -> Si
 
 
 def _named_by_its_gpu(world: World, name: str) -> bool:
-    """Whether an instance is one of a desired state for every GPU.
+    """Whether an instance is one that a request for every GPU made: its file names the GPU of its own name.
 
     Without its GPU it is not taken for one that is no longer desired: a GPU that fell off the bus comes back with a
     reboot, and MPS with it.

@@ -1,4 +1,4 @@
-"""The end of clients: the one way in which this program ends any.
+"""The end of clients: this program ends one in no other way.
 
 A signal to a client with work on the GPU leaves its server and its neighbours undefined (NVIDIA's documentation). So
 the daemon takes it off the GPU first: ``terminate_client`` prints 0 when the client's contexts are gone, the client

@@ -38,7 +38,10 @@ class Places:
 
     @property
     def host_lock(self) -> Path:
-        """The lock of whoever changes this host as a whole; no instance has a name that begins with a dot."""
+        """The lock of whoever changes this host as a whole; no instance has a name that begins with a dot.
+
+        The file has the name that 0.2.0 gave it, so that a run of that release and one of this exclude each other.
+        """
         return self.root / "run/mps-fleet/.turn"
 
     @property

@@ -122,7 +122,7 @@ def test_what_is_not_ours_stays_and_is_named(installed: Host) -> None:
 
 
 def test_a_run_that_was_interrupted_is_finished_by_the_next(installed: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut off before each of its steps in systemd in turn."""
+    """It is interrupted before each of its steps in systemd, one after the other."""
     for nth in range(20):
         really, calls = installed.systemd.act, [0]
 

@@ -103,10 +103,21 @@ IDENTIFIERS = re.compile(
 ALLOWED = (
     "former-compute-modes",  # where 0.1.0 and 0.2.0 put the saved compute modes, and hosts have them
     "surrogateescape",
-    "--gate",
+    "Metal Performance Shaders",  # Apple's MPS, by its name
+    "metal-performance-shaders",
+    "--witness",  # 0.2.0's option and variable: taken with a warning, and refused by the next release
+    "witness: found a former name",
+    "witness is defined",
+    "default(witness |",
 )
 CHECKED = ("*.py", "*.yml", "*.md", "*.j2", "*.sh", "*.service", "Makefile")
-SPARED = ("docs/measurements/", "CHANGELOG.md", "tests/unit/mpsctl/test_structure.py")
+FORMER_NAMES = (
+    "tests/lab/test_upgrades.py",
+    "tests/unit/mpsctl/test_former_options.py",
+    "tests/unit/role/test_former_names.py",
+)
+"""Tests of what this release still takes from 0.2.0."""
+SPARED = ("docs/measurements/", "CHANGELOG.md", "tests/unit/mpsctl/test_structure.py", *FORMER_NAMES)
 
 
 def files() -> list[str]:
