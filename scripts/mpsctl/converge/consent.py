@@ -57,6 +57,7 @@ def _drain(world: World, facts: InstanceFacts, ending: Step, on_clients: str, ti
     assert facts.desired is not None  # else its clients could not be counted
     return Drain(
         desired=facts.desired,
+        purpose=ending.noun,
         why=ending.needs[facts.name],
         clients=tuple(facts.clients),
         ages_s=tuple(procfs.age_s(client.started_at, world.now_s()) for client in facts.clients),

@@ -137,6 +137,7 @@ class Restart(Step):
     """
 
     kind = "restart"
+    noun = "a restart"
     ends_clients = True
     ends_instance = True
     desired: Instance
