@@ -24,8 +24,8 @@ from mpsctl.store.world import World
 class Drain(Step):
     """Let no new client in and wait for those that are connected; with ``end_clients`` those that are left are ended.
 
-    ``purpose`` and ``why`` are what it is done for, in a noun and in full, ``clients`` are those of the look. An instance that still has clients then gets its
-    front door back, and what would have ended them is withheld.
+    ``purpose`` and ``why`` are what it is done for, in a noun and in full, ``clients`` are those of the look. An
+    instance that still has clients then gets its front door back, and what would have ended them is withheld.
     """
 
     kind = "drain"

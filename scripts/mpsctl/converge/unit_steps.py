@@ -144,6 +144,7 @@ class Restart(Step):
     why: str
     needs: Mapping[str, str] = field()
     frees: tuple[str, ...] = ()
+    blocked: Optional[str] = None
 
     @property
     def instance(self) -> str:  # type: ignore[override]
@@ -200,6 +201,7 @@ class Reload(Step):
     why: str
     instance: Optional[str] = None
     instead_of: Optional[Step] = None
+    blocked: Optional[str] = None
 
     @property
     def text(self) -> str:
