@@ -44,10 +44,10 @@ def order(
     in_the_way = {name: found for name in endings for found in [occupied(instances[name])] if found is not None}
     drained = {name: found for name, found in in_the_way.items() if on_clients != REFUSE and found.unknown is None}
     withhold(steps, {name: found for name, found in in_the_way.items() if name not in drained})
+    # What cannot end, whoever leaves, keeps its GPUs from those that are to have them.
+    withhold([step for step in steps if step.blocked is None], {n: Occupied() for n, s in endings.items() if s.blocked})
     drains = [
-        _drain(world, instances[name], endings[name], on_clients, timeout_s)
-        for name in drained
-        if endings[name].withheld is None
+        _drain(world, instances[name], endings[name], on_clients, timeout_s) for name in drained if endings[name].due
     ]
     late = dependent([step for step in steps if step.withheld is None], drained)
     return [*(step for step in steps if step not in late), *drains, *(step for step in steps if step in late)]
@@ -57,6 +57,7 @@ def _drain(world: World, facts: InstanceFacts, ending: Step, on_clients: str, ti
     assert facts.desired is not None  # else its clients could not be counted
     return Drain(
         desired=facts.desired,
+        purpose=ending.noun,
         why=ending.needs[facts.name],
         clients=tuple(facts.clients),
         ages_s=tuple(procfs.age_s(client.started_at, world.now_s()) for client in facts.clients),

@@ -24,12 +24,13 @@ from mpsctl.store.world import World
 class Drain(Step):
     """Let no new client in and wait for those that are connected; with ``end_clients`` those that are left are ended.
 
-    ``why`` is what it is done for, ``clients`` are those of the look. An instance that still has clients then gets its
-    front door back, and what would have ended them is withheld.
+    ``purpose`` and ``why`` are what it is done for, in a noun and in full, ``clients`` are those of the look. An
+    instance that still has clients then gets its front door back, and what would have ended them is withheld.
     """
 
     kind = "drain"
     desired: Instance
+    purpose: str
     why: str
     clients: tuple[ClientFacts, ...]
     ages_s: tuple[Optional[int], ...]
@@ -68,7 +69,7 @@ class Drain(Step):
             max(step.timeout_s for step in steps),
             end_clients=any(step.end_clients for step in steps),
             of_this_run=True,
-            why={step.instance: step.why for step in steps},
+            why={step.instance: f"{step.purpose}: {step.why}" for step in steps},
         )
         occupied = {}
         for one in drained:
@@ -105,6 +106,7 @@ class StopAndRemoveInstance(Step):
     """
 
     kind = "stop-and-remove"
+    noun = "a removal"
     ends_clients = True
     ends_instance = True
     name: str

@@ -62,9 +62,10 @@ def steps(found: Situation, program: Optional[Path]) -> list[Step]:
 
 def _writes(found: Situation) -> Iterator[WriteFile]:
     for file in map(ours.with_binary, found.request.files):
-        if differs(file):
-            unit = file.path.name if masked(file.path) else None
-            yield WriteFile(file, blocked=why_masked(unit) if unit else None)
+        if masked(file.path):
+            yield WriteFile(file, blocked=why_masked(file.path.name))
+        elif differs(file):
+            yield WriteFile(file)
     for instance in found.desired.instances:
         file = File(found.world.places.conf(instance.name), found.desired.texts[instance.name])
         if differs(file):
@@ -95,7 +96,7 @@ def _why_blocked(unit: UnitFacts) -> Optional[str]:
 def _enables(found: Situation) -> Iterator[Enable]:
     names = {found.facts(one.name).unit.name: one.name for one in found.desired.instances}
     for unit in _units(found):
-        if not unit.enabled:
+        if not unit.enabled or unit.load_state == "masked":
             yield Enable(unit.name, names.get(unit.name), _why_blocked(unit))
 
 
@@ -125,7 +126,8 @@ def _restarts(found: Situation) -> Iterator[Restart]:
         why = _why_restart(found, instance.name)
         if facts.active and why is not None:
             frees = _freed(found, instance.name, facts.serves)
-            yield Restart(desired=instance, why=why, needs={instance.name: why}, frees=frees)
+            blocked = _why_blocked(facts.unit)
+            yield Restart(desired=instance, why=why, needs={instance.name: why}, frees=frees, blocked=blocked)
 
 
 def _why_restart(found: Situation, name: str) -> Optional[str]:
@@ -191,7 +193,7 @@ def _reloads(found: Situation) -> Iterator[Reload]:
     for instance in found.desired.instances:
         facts, why = found.facts(instance.name), _why_reload(found, instance.name)
         if facts.active and why and _why_restart(found, instance.name) is None:
-            yield Reload(facts.unit.name, why, instance.name)
+            yield Reload(facts.unit.name, why, instance.name, blocked=_why_blocked(facts.unit))
 
 
 def _why_reload(found: Situation, name: str) -> str:
@@ -208,7 +210,8 @@ def _reloads_instead(found: Situation, restarts: Sequence[Restart]) -> Iterator[
     for step in restarts:
         facts, why = found.facts(step.desired.name), _why_reload(found, step.desired.name)
         if not all(value.in_force for value in facts.every_value):
-            yield Reload(facts.unit.name, why, facts.name, instead_of=step)
+            blocked = _why_blocked(facts.unit)
+            yield Reload(facts.unit.name, why, facts.name, instead_of=step, blocked=blocked)
 
 
 def _left_behind(found: Situation) -> list[Step]:

@@ -31,8 +31,9 @@ def not_as_desired(seen: Report, name: str, touched: bool) -> list[str]:
     """
     found = [one.found for one in seen.instances[name] if one.mends in BY_A_RUN and one.level != OK]
     facts = seen.facts.instances[name]
-    if touched and not facts.answer.complete and facts.active:
-        found += [one.found for one in seen.instances[name] if one.name == "daemon-answers"]
+    proof = "daemon-answers" if facts.active else "unit-active"
+    if touched and not facts.answer.complete:
+        found += [one.found for one in seen.instances[name] if one.name == proof and one.found not in found]
     return found
 
 
@@ -68,8 +69,12 @@ def is_blocked(steps: Sequence[Step], name: str) -> bool:
     return any(step.instance == name and step.blocked is not None for step in steps)
 
 
+def _blocked_units(steps: Sequence[Step]) -> set[str]:
+    return {step.unit for step in steps if isinstance(step, (Enable, Start)) and step.blocked is not None}
+
+
 def _units_not_as_desired(world: World, names: Iterable[str], steps: Sequence[Step]) -> list[str]:
-    blocked = {step.unit for step in steps if isinstance(step, (Enable, Start)) and step.blocked is not None}
+    blocked = _blocked_units(steps)
     shown = units.look(world, list(names))
     return [
         f"{unit.name}: it is {unit.active_state}, expected enabled and active; see `systemctl status {unit.name}`"
@@ -85,10 +90,12 @@ def instances(seen: Report, desired: Sequence[Instance]) -> dict[str, Any]:
 
 def for_people(seen: Report, names: Sequence[str], steps: Sequence[Step]) -> list[str]:
     """What no run mends, of the host and of these instances: it is told, and fails no run."""
-    found = [_line("", one) for one in seen.host if _is_for_people(one)]
+    # A unit that is masked is an error of the run, and told there.
+    timer = seen.facts.timer
+    masked = timer is not None and timer.name in _blocked_units(steps)
+    found = [_line("", one) for one in seen.host if _is_for_people(one) and not (masked and one.name == "health-timer")]
     for name in names:
-        blocked = is_blocked(steps, name)  # which is an error of the run, and told there
-        of_unit = ("unit-enabled", "unit-active") if blocked else ()
+        of_unit = ("unit-enabled", "unit-active") if is_blocked(steps, name) else ()
         checks = [one for one in seen.instances[name] if one.name not in of_unit]
         found += [_line(f"{name}: ", one) for one in checks if _is_for_people(one)]
     return found

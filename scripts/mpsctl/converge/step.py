@@ -65,6 +65,8 @@ class Step(ABC):
     ends_clients: bool = False
     ends_instance: ClassVar[bool] = False
     """whether the daemon of ``instance`` that runs now ends by it"""
+    noun: ClassVar[str] = ""
+    """what such an end is called"""
     instance: Optional[str] = None
     needs: Mapping[str, str] = {}
     withheld: Optional[Withheld] = None

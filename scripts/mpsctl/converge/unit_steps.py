@@ -137,12 +137,14 @@ class Restart(Step):
     """
 
     kind = "restart"
+    noun = "a restart"
     ends_clients = True
     ends_instance = True
     desired: Instance
     why: str
     needs: Mapping[str, str] = field()
     frees: tuple[str, ...] = ()
+    blocked: Optional[str] = None
 
     @property
     def instance(self) -> str:  # type: ignore[override]
@@ -199,6 +201,7 @@ class Reload(Step):
     why: str
     instance: Optional[str] = None
     instead_of: Optional[Step] = None
+    blocked: Optional[str] = None
 
     @property
     def text(self) -> str:

@@ -28,7 +28,8 @@ def take(world: World, steps: Sequence[Step], answer: Answer) -> Context:
 
     :raises MpsctlError, OSError: if the plan cannot be followed any further.
     """
-    before = {step: step.differences() for step in steps}  # as it is now: the next step may change it
+    # As it is now: the next step may change it.
+    before = {step: step.differences() for step in steps if step.blocked is None}
     context = Context(world, steps)
     try:
         for _, group in groupby(steps, type):

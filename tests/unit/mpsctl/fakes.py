@@ -432,6 +432,8 @@ class FakeSystemd:
         return next((problem for problem in problems if problem), None)
 
     def _act_on(self, verb: str, name: str) -> Optional[str]:
+        if verb not in ("stop", "disable") and self.unit(name).load_state == "masked":
+            return f"Failed to {verb} {name}: Unit {name} is masked."
         if verb in ("enable", "disable"):
             self.unit(name).enabled = verb == "enable"
             return None

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable
 
 import pytest
 
 from converging import POLICIES, TIMEOUT_S, Fleet, as_desired, at_work, conf, found, gpu_of
-from fakes import uuid
-from mpsctl.converge import ours, reconcile
+from fakes import FakeDaemon, uuid
+from mpsctl.adapters import files
+from mpsctl.converge import consent, ours, reconcile
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.request import File, Request
 from mpsctl.model.errors import BadValue
+from mpsctl.observe import host as observed
 from mpsctl.store import drains
 
 
@@ -287,3 +293,124 @@ def test_another_policy_is_refused_by_name(fleet: Fleet, key: str, value: object
     with pytest.raises(BadValue) as refused_:
         fleet.request({})
     assert refused_.value.variable == f"mps_{key}"
+
+
+# -- between the look and the act
+
+
+@pytest.mark.parametrize("removal", [True, False])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_client_that_comes_after_the_look_is_not_ended_by_a_plan_that_was_made_without_it(
+    fleet: Fleet, policy: str, removal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon, _ = at_work(fleet, policy, clients=0)
+    late = fleet.host.client()
+    write = files.write
+
+    def come(path: Path, *content: Any, **more: Any) -> None:
+        if path.parent == fleet.host.places.configuration and not daemon.servers[9001].clients:
+            daemon.connect(9001, late)
+        write(path, *content, **more)
+
+    monkeypatch.setattr(files, "write", come)
+    answer = fleet.converge(b=conf(fleet, "b", GPUs="0")) if removal else moved(fleet)
+    assert answer.error is None
+    assert [one["pid"] for one in answer.pending[0]["clients"]] == [late]
+    assert fleet.host.running("a") is daemon
+    assert daemon.servers[9001].clients == [late]
+    assert (daemon.terminated, fleet.host.signals) == ([], [])
+    assert fleet.host.door_is_open("a")
+    assert not any(step["kind"] in ("restart", "stop-and-remove") for step in answer.steps)
+
+
+def test_what_waits_for_nobody_is_done_before_the_wait(fleet: Fleet) -> None:
+    _, pids = at_work(fleet, "wait")
+    up: list[bool] = []
+    fleet.host.clock.when(1, lambda: up.append(bool(fleet.host.systemd.unit("mps-control@b.service").main_pid)))
+    fleet.host.clock.when(20, lambda: fleet.host.end(pids[0]))
+    answer = fleet.run(False, {"a": conf(fleet, "a", GPUs="1"), "b": conf(fleet, "b", GPUs="2")})
+    assert answer.error is None
+    assert up == [True]
+
+
+def test_nobody_is_waited_for_in_vain(fleet: Fleet) -> None:
+    """b cannot be restarted whoever leaves, since nobody knows who is connected to a, whose GPU it is to have."""
+    daemon, _ = at_work(fleet, "terminate")
+    fleet.more = {}
+    fleet.converge(a=conf(fleet, "a", GPUs="0"), b=conf(fleet, "b", GPUs="1"))
+    fleet.more = {"on_clients": "terminate", "drain_timeout_s": TIMEOUT_S}
+    other = fleet.host.running("b")
+    other.start_server(9002, clients=[fleet.host.client()])
+    daemon.not_served = True
+    begun_s = fleet.host.clock.now_s
+    answer = fleet.run(False, {"a": conf(fleet, "a", GPUs="2"), "b": conf(fleet, "b", GPUs="0")})
+    assert [one["instance"] for one in answer.pending] == ["a", "b"]
+    assert other.terminated == []
+    assert fleet.host.clock.now_s - begun_s < TIMEOUT_S
+
+
+# -- whoever cannot be counted is in the way
+
+
+def stopped(fleet: Fleet, daemon: FakeDaemon) -> None:
+    fleet.host.processes[daemon.pid].state = "T"
+
+
+def held(fleet: Fleet, daemon: FakeDaemon) -> None:
+    daemon.not_served = True
+
+
+def without_its_socket(fleet: Fleet, daemon: FakeDaemon) -> None:
+    daemon.unreachable = True
+
+
+UNCOUNTED = [stopped, held, without_its_socket]
+
+
+@pytest.mark.parametrize("removal", [True, False])
+@pytest.mark.parametrize("how", UNCOUNTED)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_daemon_that_does_not_tell_its_clients_is_left_alone(
+    fleet: Fleet, policy: str, how: Callable[[Fleet, FakeDaemon], None], removal: bool
+) -> None:
+    daemon, pids = at_work(fleet, policy)
+    how(fleet, daemon)
+    answer = fleet.converge(b=conf(fleet, "b", GPUs="2")) if removal else moved(fleet)
+    assert "who is connected cannot be told" in answer.pending[0]["why"]
+    assert not any(act.endswith("mps-control@a.service") for act in fleet.host.systemd.acts)
+    assert set(pids) <= set(fleet.host.processes)
+    assert (daemon.terminated, fleet.host.signals) == ([], [])
+
+
+def test_an_instance_whose_file_is_damaged_is_not_stopped_over_its_clients(fleet: Fleet) -> None:
+    daemon, _ = at_work(fleet, "terminate")
+    fleet.host.places.conf("a").write_text("# Managed by mps-fleet\nhalf a fi")
+    answer = fleet.converge(b=conf(fleet, "b", GPUs="2"))
+    assert [one["instance"] for one in answer.pending] == ["a"]
+    assert fleet.host.running("a") is daemon
+
+
+def test_a_daemon_that_has_ended_has_no_clients(fleet: Fleet) -> None:
+    """systemd may not have taken note of it yet."""
+    daemon, _ = at_work(fleet, "refuse")
+    without_its_socket(fleet, daemon)
+    for lives in (True, False):
+        facts = observed.look(fleet.host.world, ["a"]).instances["a"]
+        assert facts.main is not None
+        facts.main = replace(facts.main, alive=lives)
+        assert (consent.occupied(facts) is not None) == lives
+
+
+# -- who is drained, by whom and why
+
+
+def test_a_drain_of_a_run_says_what_for(fleet: Fleet) -> None:
+    _, pids = at_work(fleet, "wait")
+    seen: list[Any] = []
+    fleet.host.clock.when(5, lambda: seen.append(drains.read(fleet.host.world, "a")))
+    fleet.host.clock.when(9, lambda: fleet.host.end(pids[0]))
+    moved(fleet)
+    (drain,) = seen
+    assert drain.run_pid == os.getpid()
+    assert drain.why.startswith("a restart: the daemon serves")
+    assert drain.by

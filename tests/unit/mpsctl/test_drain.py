@@ -19,6 +19,7 @@ from mpsctl.lifecycle.drain import Drained
 from mpsctl.model.checked_values import DRAIN_TIMEOUT_S
 from mpsctl.model.finding import RELOAD, UNDRAIN, WARNING, Check
 from mpsctl.store import configuration, drains
+from shell import Shell
 
 SERVER = 9001
 UNIT = "mps-control@0.service"
@@ -294,6 +295,66 @@ def test_a_mark_that_cannot_be_read_keeps_the_door_closed(host: Host, text: str)
     reload(host)
     assert not host.door_is_open()
     assert "drained since an unknown time" in told(host).found
+
+
+# -- who drained, and why
+
+
+@pytest.mark.usefixtures("daemon")
+@pytest.mark.parametrize(
+    ("environment", "by"), [({"SUDO_USER": "alice"}, "alice"), ({}, "user-0"), ({"SUDO_USER": ""}, "user-0")]
+)
+def test_the_mark_says_who_and_why(
+    mpsctl: Shell, host: Host, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], by: str
+) -> None:
+    monkeypatch.delenv("SUDO_USER", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(procfs, "user", lambda uid: f"user-{uid}")
+    assert mpsctl("drain", "0", "--reason", "the driver's upgrade") == 0
+    mark = drains.read(host.world, "0")
+    assert mark is not None
+    assert (mark.by, mark.why) == (by, "the driver's upgrade")
+    assert f"by {by} (the driver's upgrade)" in told(host).found
+
+
+@pytest.mark.usefixtures("daemon")
+def test_who_is_unknown_to_this_host_is_told_by_number(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SUDO_USER", raising=False)
+    monkeypatch.setattr(procfs, "user", lambda uid: None)
+    assert drains.mark(host.world, "0").by == str(os.geteuid())
+
+
+@pytest.mark.usefixtures("daemon")
+def test_the_first_who_drains_stays_the_one_that_is_named(mpsctl: Shell, host: Host) -> None:
+    mpsctl("drain", "0", "--reason", "first")
+    mpsctl("drain", "0", "--reason", "second")
+    mark = drains.read(host.world, "0")
+    assert mark is not None
+    assert mark.why == "first"
+
+
+@pytest.mark.usefixtures("daemon")
+@pytest.mark.parametrize("reason", ["two\nlines", "\x1b[2J", "x" * 201])
+def test_a_reason_that_is_no_line_is_refused_and_nothing_is_closed(mpsctl: Shell, host: Host, reason: str) -> None:
+    assert mpsctl("drain", "0", "--reason", reason) == 2
+    assert "found --reason " in mpsctl.err
+    assert host.door_is_open()
+
+
+@pytest.mark.usefixtures("daemon")
+@pytest.mark.parametrize("of_a_run", [True, False])
+def test_a_mark_of_an_earlier_release_is_read(host: Host, of_a_run: bool) -> None:
+    """0.1.0 and 0.2.0 wrote neither who nor why."""
+    host.process("mpsctl", "mpsctl reconcile", {}, pid=os.getpid())
+    run = {"run_pid": os.getpid(), "run_started_at": host.processes[os.getpid()].started_at}
+    fields = {"since": "2026-11-28 09:00:00 CET", **(run if of_a_run else {"run_pid": None, "run_started_at": None})}
+    (host.places.runtime("0") / "drained.json").write_text(json.dumps(fields))
+    mark = drains.read(host.world, "0")
+    assert mark is not None
+    assert (mark.since, mark.by, mark.why) == ("2026-11-28 09:00:00 CET", "", "")
+    assert "drained since 2026-11-28 09:00:00 CET: no new client" in told(host).found
 
 
 # -- the mark of a run

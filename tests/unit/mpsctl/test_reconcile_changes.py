@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from typing import Optional, Sequence
+
 import pytest
 
-from converging import TIMER, Fleet, as_desired, conf, gpu_of
+from converging import TIMER, TIMER_TEXT, Fleet, as_desired, conf, gpu_of
 from fakes import uuid
 from mpsctl.adapters import procfs
 
@@ -247,6 +250,89 @@ def test_a_timer_that_does_not_come_up_is_an_error(fleet: Fleet) -> None:
     with_timer(fleet)
     fleet.host.systemd.fails["start"] = f"Unit {TIMER} not found."
     assert f"{TIMER}: it is inactive, expected enabled and active" in str(fleet.converge(_0=conf(fleet)).error)
+
+
+# -- units that somebody masked
+
+
+MASKED = "mps-control@0.service"
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("active", [True, False])
+@pytest.mark.parametrize("unit", [MASKED, TIMER])
+def test_a_masked_unit_is_an_error_before_anything_is_tried_and_holds_up_no_other(
+    fleet: Fleet, unit: str, active: bool, check: bool
+) -> None:
+    fleet.timer = TIMER_TEXT
+    fleet.converge(_0=conf(fleet))
+    masked = fleet.host.systemd.unit(unit)
+    masked.load_state = "masked"
+    if not active:
+        masked.active_state, masked.enabled = "inactive", False
+        if unit == MASKED:
+            fleet.host.stop("0")
+    fleet.host.systemd.acts.clear()
+    answer = fleet.run(check, {"0": conf(fleet), "1": conf(fleet, "1")})
+    assert answer.error is not None
+    assert f"systemctl unmask {unit}" in answer.error
+    assert not any(unit in act for act in fleet.host.systemd.acts)
+    assert not any(unit in action for action in answer.actions)
+    assert answer.error.count(f"unmask {unit}") == 1
+    assert not any(unit in warning for warning in answer.warnings)
+    assert check or as_desired(answer, "1")
+
+
+@pytest.mark.parametrize("values", [{"GPUs": "1"}, {"DeviceMemoryLimit": "6G"}])
+def test_systemd_neither_restarts_nor_reloads_a_masked_unit(fleet: Fleet, values: dict[str, object]) -> None:
+    fleet.converge(a=conf(fleet, "a", GPUs="0"))
+    fleet.host.systemd.unit("mps-control@a.service").load_state = "masked"
+    fleet.host.systemd.acts.clear()
+    answer = fleet.run(False, {"a": conf(fleet, "a", **{"GPUs": "0", **values}), "b": conf(fleet, "b", GPUs="2")})
+    assert "systemctl unmask mps-control@a.service" in str(answer.error)
+    assert not any("mps-control@a.service" in act for act in fleet.host.systemd.acts)
+    assert as_desired(answer, "b")
+
+
+def test_who_is_to_have_the_gpu_of_a_masked_instance_waits(fleet: Fleet) -> None:
+    fleet.converge(a=conf(fleet, "a", GPUs="0"))
+    fleet.host.systemd.unit("mps-control@a.service").load_state = "masked"
+    answer = fleet.run(False, {"a": conf(fleet, "a", GPUs="1"), "b": conf(fleet, "b", GPUs="0")})
+    assert [one["instance"] for one in answer.pending] == ["b"]
+    assert fleet.host.systemd.unit("mps-control@b.service").main_pid == 0
+
+
+def test_a_unit_that_is_masked_while_the_run_goes_on_is_told_with_what_to_do(fleet: Fleet) -> None:
+    act = fleet.host.systemd.act
+
+    def masks(verb: str, units: Sequence[str] = ()) -> Optional[str]:
+        if verb == "daemon-reload":
+            fleet.host.systemd.unit(MASKED).load_state = "masked"
+        return act(verb, units)
+
+    fleet.host.systemd.act = masks  # type: ignore[method-assign]
+    answer = fleet.converge(_0=conf(fleet))
+    assert f"masked: run `systemctl unmask {MASKED}`" in str(answer.error)
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("name", ["mps-control@.service", TIMER])
+def test_the_file_of_a_masked_unit_is_not_replaced(fleet: Fleet, name: str, check: bool) -> None:
+    fleet.timer = TIMER_TEXT
+    path = fleet.host.places.units / name
+    path.parent.mkdir(parents=True)
+    path.symlink_to(os.devnull)
+    answer = fleet.run(check, {"0": conf(fleet)})
+    assert f"systemctl unmask {name}" in str(answer.error)
+    assert path.is_symlink()
+
+
+def test_a_masked_instance_is_removed_like_any_other(fleet: Fleet) -> None:
+    fleet.converge(_0=conf(fleet), _1=conf(fleet, "1"))
+    fleet.host.systemd.unit("mps-control@1.service").load_state = "masked"
+    answer = fleet.converge(_0=conf(fleet))
+    assert (answer.error, answer.pending) == (None, [])
+    assert not fleet.host.places.conf("1").exists()
 
 
 # -- clients

@@ -7,6 +7,7 @@ from typing import Optional
 
 import pytest
 
+from converging import this_run
 from fakes import Host, h200
 from mpsctl.adapters import hardware
 from mpsctl.converge import reconcile, removal
@@ -14,6 +15,7 @@ from mpsctl.converge.answer import Answer
 from mpsctl.converge.request import Request
 from mpsctl.model.gpu import DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED
 from mpsctl.model.places import FINGERPRINT
+from shell import Shell
 
 UNITS = ("mps-control@.service", "mps-health.service", "mps-health.timer")
 
@@ -237,3 +239,157 @@ def test_a_directory_that_another_daemon_serves_is_left(installed: Host) -> None
     installed.launch({"CUDA_MPS_PIPE_DIRECTORY": str(private)})
     run(installed)
     assert private.is_dir()
+
+
+# -- the policy for clients holds for removal as for every other stop
+
+
+POLICIES = ["refuse", "wait", "terminate"]
+TIMEOUT_S = 60
+
+
+@pytest.fixture
+def serving(installed: Host) -> Host:
+    """A client of instance 1."""
+    this_run(installed)
+    installed.running("1").start_server(9001, [installed.client(4242)])
+    return installed
+
+
+def by_consent(host: Host, policy: str, check: bool = False) -> Answer:
+    return removal.remove(host.world, check, policy, TIMEOUT_S)
+
+
+def kinds(answer: Answer) -> list[str]:
+    return [step["kind"] for step in answer.steps]
+
+
+def stays(host: Host, answer: Answer) -> bool:
+    """Whether instance 1 and what it shares were left as they are, and instance 0 is gone."""
+    assert not host.places.conf("0").exists()
+    present = [path.exists() for path in (host.places.conf("1"), host.places.program, host.places.units / UNITS[2])]
+    assert len(set(present)) == 1
+    assert bool(answer.pending) == bool(answer.error) == present[0]
+    return present[0]
+
+
+@pytest.mark.parametrize("policy", ["wait", "terminate"])
+def test_a_client_that_leaves_in_time_is_waited_for(serving: Host, policy: str) -> None:
+    daemon = serving.running("1")
+    serving.clock.when(20, lambda: serving.end(4242))
+    answer = by_consent(serving, policy)
+    assert not stays(serving, answer)
+    assert left(serving) == []
+    assert (daemon.terminated, serving.signals) == ([], [])
+    assert "drain" in kinds(answer)
+    assert any("no client is left" in line for line in answer.progress)
+
+
+def test_wait_leaves_who_does_not_leave_with_what_it_needs_and_an_open_door(serving: Host) -> None:
+    daemon = serving.running("1")
+    answer = by_consent(serving, "wait")
+    assert stays(serving, answer)
+    assert (daemon.terminated, serving.signals) == ([], [])
+    assert serving.door_is_open("1")
+    assert f"waited {TIMEOUT_S} s" in str(answer.error)
+    assert [one["pid"] for one in answer.pending[0]["clients"]] == [4242]
+    assert "drain" not in kinds(answer), "a wait for nothing is no change"
+
+
+def test_terminate_has_the_daemon_end_who_is_left(serving: Host) -> None:
+    daemon = serving.running("1")
+    answer = by_consent(serving, "terminate")
+    assert not stays(serving, answer)
+    assert daemon.terminated == [4242]
+    assert left(serving) == []
+    assert any("ended by the daemon" in line for line in answer.progress)
+
+
+def test_one_that_cannot_be_ended_keeps_its_instance(serving: Host) -> None:
+    serving.running("1").answer_to_terminate = "1"
+    answer = by_consent(serving, "terminate")
+    assert stays(serving, answer)
+    assert "they could not be ended" in str(answer.error)
+    assert serving.door_is_open("1")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("how", ["stopped", "held", "no socket", "damaged file", "no file"])
+def test_who_cannot_be_counted_is_ended_under_no_policy(serving: Host, policy: str, how: str) -> None:
+    daemon = serving.running("1")
+    if how == "stopped":
+        serving.processes[daemon.pid].state = "T"
+    elif how == "held":
+        daemon.not_served = True
+    elif how == "no socket":
+        daemon.unreachable = True
+    else:
+        conf = serving.places.conf("1")
+        conf.write_text(f"{FINGERPRINT}\nhalf a fi")
+        if how == "no file":
+            conf.unlink()
+            wants = serving.places.units / "multi-user.target.wants"
+            wants.mkdir()
+            (wants / "mps-control@1.service").symlink_to("../mps-control@.service")
+    answer = by_consent(serving, policy)
+    assert answer.error is not None
+    assert "cannot be counted" in answer.error
+    assert answer.pending[0]["clients"] == []
+    assert not any(
+        act in ("stop mps-control@1.service", "restart mps-control@1.service") for act in serving.systemd.acts
+    )
+    assert {4242, daemon.pid} <= set(serving.processes)
+    assert serving.signals == []
+    assert serving.places.program.exists()
+
+
+@pytest.mark.parametrize("policy", ["wait", "terminate"])
+def test_check_mode_shows_the_drain_and_changes_nothing(serving: Host, policy: str) -> None:
+    before = serving.snapshot()
+    answer = by_consent(serving, policy, check=True)
+    assert serving.snapshot() == before
+    assert (answer.error, answer.pending) == (None, [])
+    (drain,) = (step for step in answer.steps if step["kind"] == "drain")
+    assert (drain["instance"], drain["ends_clients"]) == ("1", policy == "terminate")
+    assert [one["pid"] for one in drain["clients"]] == [4242]
+    assert kinds(answer).index("drain") < kinds(answer).index("stop-helpers")
+    if policy == "terminate":
+        assert answer.actions == by_consent(serving, policy).actions
+
+
+def test_under_refuse_check_mode_says_what_would_stay(serving: Host) -> None:
+    answer = by_consent(serving, "refuse", check=True)
+    assert "drain" not in kinds(answer)
+    assert "remove-program" not in kinds(answer)
+    assert [one["instance"] for one in answer.pending] == ["1"]
+    assert "mps_on_clients is refuse" in str(answer.error)
+
+
+def test_the_request_to_remove_carries_the_policy(serving: Host) -> None:
+    data = {"format": 2, "files": [], "remove": True, "on_clients": "terminate", "drain_timeout_s": TIMEOUT_S}
+    answer = reconcile.reconcile(serving.world, Request.from_json(data), check=False)
+    assert (answer.error, left(serving)) == (None, [])
+
+
+# -- the verb
+
+
+@pytest.mark.parametrize(("words", "code"), [([], 1), (["--on-clients", "terminate", "--drain-timeout", "5"], 0)])
+def test_the_verb_takes_the_policy(mpsctl: Shell, serving: Host, words: list[str], code: int) -> None:
+    assert mpsctl("remove", *words) == code
+    assert ("clients were left as they are" in mpsctl.err) == bool(code)
+    assert (left(serving) == []) == (code == 0)
+
+
+@pytest.mark.parametrize("words", [["--on-clients", "kill"], ["--drain-timeout", "0"], ["--drain-timeout", "5m"]])
+def test_a_bad_policy_is_refused_by_the_options_name(mpsctl: Shell, serving: Host, words: list[str]) -> None:
+    before = left(serving)
+    assert mpsctl("remove", *words) == 2
+    assert f"found {words[0]} " in mpsctl.err
+    assert left(serving) == before
+
+
+def test_with_check_the_verb_says_would(mpsctl: Shell, installed: Host) -> None:
+    assert mpsctl("remove", "--check") == 0
+    assert all(line.startswith("would ") for line in mpsctl.out.splitlines())
+    assert installed.places.program.exists()
