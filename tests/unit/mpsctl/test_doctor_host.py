@@ -270,7 +270,9 @@ def test_a_card_that_was_swapped(host: Host, named: str) -> None:
     assert "systemctl restart mps-control@0.service" in first.remedy
 
 
-def test_a_driver_that_was_upgraded_underneath(host: Host, running: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_was_upgraded_underneath(
+    host: Host, running: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mpsctl.adapters.nvml import VersionMismatch
 
     def refuse() -> None:
@@ -434,7 +436,10 @@ def test_a_unit_that_is_overridden_is_not_read(host: Host, running: FakeDaemon) 
 
 
 def test_a_job_s_daemon_that_serves_one_gpu_of_four(host: Host, on_default: int) -> None:
-    assert names(host, errors=["No CUDA GPUs are available"])[:2] == ["default-pipe-directory", "daemon-serves-other-gpus"]
+    assert names(host, errors=["No CUDA GPUs are available"])[:2] == [
+        "default-pipe-directory",
+        "daemon-serves-other-gpus",
+    ]
     found = find(host, "daemon-serves-other-gpus")
     assert found.certainty == "certain"
     assert "it serves 1 of 4 GPUs, CUDA_VISIBLE_DEVICES=2" in found.evidence[0]

@@ -62,15 +62,15 @@ def test_a_limit_below_a_context(host: Host, shown_processes: Host) -> None:
 
 
 @pytest.mark.parametrize("left_mib", [200, 700, 3000])
-def test_somebody_outside_mps_who_holds_nearly_all_of_the_card(
-    host: Host, running: FakeDaemon, left_mib: int
-) -> None:
+def test_somebody_outside_mps_who_holds_nearly_all_of_the_card(host: Host, running: FakeDaemon, left_mib: int) -> None:
     """Free memory is held against the limit: what is left may be more than a context and less than a client's share."""
     hog = outsider(host, {}, uid=1001, held_mib=H200_MIB - 616 - 66 - left_mib)
     for text in ("2", "cudaErrorMemoryAllocation"):
         first = ask(host, errors=[text]).diagnoses[0]
         assert (first.name, first.certainty) == ("memory-held-by-others", "certain")
-        assert f"pid {hog} (python3 train.py, user 1001) holds {H200_MIB - 616 - 66 - left_mib} MiB" in first.evidence[0]
+        assert (
+            f"pid {hog} (python3 train.py, user 1001) holds {H200_MIB - 616 - 66 - left_mib} MiB" in first.evidence[0]
+        )
         assert not {"own-limit-reached", "card-full"} & set(names(host, errors=[text]))
     assert "memory-held-by-others" in names(host)
 
