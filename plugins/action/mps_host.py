@@ -50,7 +50,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             return {**result, **self._not_done(arguments["phase"], refused), "warnings": read.warnings}
         places = {name: ansible_values.plain(self._templar.template(task_vars[name])) for name in request.PLACES}
         desired = (
-            request.removal(arguments["build"])
+            request.removal(values, arguments["build"])
             if arguments["phase"] == "remove"
             else request.request(values, places, arguments["build"], arguments["atomic"])
         )

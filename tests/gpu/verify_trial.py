@@ -83,7 +83,7 @@ def asked(host: Host, command: str) -> tuple[dict[str, Any], float]:
     return (json.loads(lines[-1]) if lines else {"said": said[-400:]}), time.monotonic() - begin
 
 
-NOT_MANAGED = "compute-mode"
+NOT_MANAGED = "default-mode"
 """The mode of a borrowed GPU is left alone, and verify warns of one that lets others in."""
 
 

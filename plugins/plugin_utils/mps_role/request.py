@@ -10,10 +10,10 @@ import jinja2
 
 from . import project  # first: it makes mpsctl importable
 
+from mpsctl.converge.request import FORMAT  # isort: skip
 from mpsctl.model import instance_file  # isort: skip
 from mpsctl.model.settings import BY_KEY, PREFIX  # isort: skip
 
-FORMAT = 1
 EACH = "%i"
 """Stands for the instance's name in its file, and so for the GPU where each has an instance."""
 
@@ -67,9 +67,10 @@ def request(values: Mapping[str, Any], places: Mapping[str, str], build: str, at
     }
 
 
-def removal(build: str) -> dict[str, Any]:
-    """The request to take everything of the project off a host."""
-    return {"format": FORMAT, "build": build, "files": [], "instances": [], "remove": True}
+def removal(values: Mapping[str, Any], build: str) -> dict[str, Any]:
+    """The request to take everything of the project off a host; what becomes of its clients is the role's policy."""
+    policy = {key: values[PREFIX + key] for key in POLICY}
+    return {"format": FORMAT, "build": build, "files": [], "instances": [], "remove": True, **policy}
 
 
 def _conf(values: Mapping[str, Any], entry: Mapping[str, Any]) -> str:

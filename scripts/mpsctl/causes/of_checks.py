@@ -17,7 +17,7 @@ CAUSES_OF_CHECKS: Mapping[str, str] = {
 }
 """The cause of the catalogue behind each check that gives no reasons. A check that is not here is its own cause."""
 
-ADVICE = ("compute-mode", "unit-active")
+ADVICE = ("default-mode", "unit-active")
 """Checks whose warnings are advice and explain no symptom, where they give no reasons."""
 
 SEEN = (

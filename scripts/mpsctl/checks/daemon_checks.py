@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Optional
 
 from mpsctl.checks import words
-from mpsctl.checks.judgement import Finding, View, failed, judgement, passed, unknown, warned
+from mpsctl.checks.judgement import VERIFY_ONLY, Finding, View, failed, judgement, passed, unknown, warned
 from mpsctl.checks.unit_checks import as_root, no_daemon, reload, restart
 from mpsctl.model.finding import RELOAD, Reason
 from mpsctl.model.foreign import pasted, shown
@@ -219,7 +219,7 @@ def pipe_directory_access(view: View) -> Finding:
     return passed(f"{one.connects_as} may enter {one.public}")
 
 
-@judgement()
+@judgement(verbs=VERIFY_ONLY)
 def limits_guarded(view: View) -> Finding:
     """Nobody but root changes limits. Daemons before 550, which write no pid file, let everyone who connects do it."""
     one = view.one

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Optional, Sequence
 
 from mpsctl.checks import words
-from mpsctl.checks.judgement import Finding, View, failed, judgement, passed, some, unknown, warned
+from mpsctl.checks.judgement import VERIFY_ONLY, Finding, View, failed, judgement, passed, some, unknown, warned
 from mpsctl.checks.unit_checks import as_root, no_daemon, reload
 from mpsctl.model.finding import RELOAD, RESTART, START, UNKNOWN, Reason
 from mpsctl.model.foreign import pasted, shown
@@ -118,7 +118,6 @@ def compute_mode(view: View) -> Finding:
     if view.host.systemd_unread:
         return unknown(words.unread(view.host.systemd_unread))
     desired = one.desired.compute_mode if one.active else one.desired.compute_mode_when_down
-    unprotected = []
     for device in one.devices:
         mode = device.gpu.compute_mode
         if mode is None and desired is None:
@@ -134,18 +133,28 @@ def compute_mode(view: View) -> Finding:
         if desired is not None and mode != desired:
             line = f"{device}: compute mode is {mode}, desired {desired}"
             return failed(line, desired, reload(one), reasons=[Reason("not-as-desired", line)], mends=RELOAD)
-        if one.active and desired is None and mode == DEFAULT and device.mig is None:
-            unprotected.append(str(device))
-    if unprotected:
-        return warned(
-            f"{unprotected[0]} is in default mode: what finds no daemon runs outside MPS without a word",
-            "exclusive_process (recommended, not required)",
-            "set mps_compute_mode",
-        )
     return passed(", ".join(f"{device}: {device.gpu.compute_mode or 'mode not told'}" for device in one.devices))
 
 
-@judgement()
+@judgement(verbs=VERIFY_ONLY)
+def default_mode(view: View) -> Finding:
+    """A GPU whose mode is not managed is in no mode in which processes that find no daemon run outside MPS."""
+    one = view.one
+    if not one.devices or one.desired is None:
+        return unknown(unknown_gpus(view))
+    if not one.active or one.desired.compute_mode is not None:
+        return passed("the mode is managed" if one.active else "no daemon runs")
+    open_ = [str(each) for each in one.devices if each.gpu.compute_mode == DEFAULT and each.mig is None]
+    if open_:
+        return warned(
+            f"{open_[0]} is in default mode: what finds no daemon runs outside MPS without a word",
+            "exclusive_process (recommended, not required)",
+            "set mps_compute_mode",
+        )
+    return passed("no device is")
+
+
+@judgement(verbs=VERIFY_ONLY)
 def persistence(view: View) -> Finding:
     """The driver stays initialised between clients (B46)."""
     one = view.one
@@ -226,6 +235,7 @@ JUDGEMENTS = (
     gpus_present,
     gpus_served,
     compute_mode,
+    default_mode,
     persistence,
     memory_limit,
     thread_percentage,

@@ -14,7 +14,7 @@ STATUS, VERIFY, HEALTH, SITE = "status", "verify", "health", "site"
 EVERY_VERB = (STATUS, VERIFY, HEALTH, SITE)
 """What can be critical is judged by all of them, so that none says that all is well where another fails."""
 VERIFY_ONLY = (VERIFY,)
-"""For what takes long to look at; it can warn at most."""
+"""For advice, and for what takes long to look at: it can warn at most."""
 
 
 class Finding(NamedTuple):

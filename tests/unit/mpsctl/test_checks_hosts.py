@@ -13,7 +13,7 @@ from fakes import Host, h200, uuid
 from judging import UNIT, amiss, judge, only, public
 from mpsctl.adapters import hardware, procfs
 from mpsctl.checks import report
-from mpsctl.checks.judgement import Finding, View, judgement
+from mpsctl.checks.judgement import STATUS, Finding, View, judgement
 from mpsctl.model.errors import NotReady
 from mpsctl.model.finding import CRITICAL, OK, UNKNOWN, WARNING
 
@@ -141,7 +141,7 @@ def test_a_daemon_that_serves_another_gpu_than_desired(live: Host) -> None:
         ("exclusive_process", "default", CRITICAL),
         ("exclusive_process", "prohibited", CRITICAL),
         ("default", "default", OK),
-        (None, "default", WARNING),
+        (None, "default", OK),
         (None, "exclusive_process", OK),
         ("exclusive_process", None, UNKNOWN),
     ],
@@ -153,7 +153,22 @@ def test_the_compute_mode_beside_the_desired_state(
     host.systemd.unit(UNIT).enabled = True
     host.start()
     host.nvml.all = [h200(0, compute_mode=mode)]
-    assert amiss(judge(host)) == ({} if level == OK else {"compute-mode": level})
+    found = amiss(judge(host))
+    assert {name: one for name, one in found.items() if name != "default-mode"} == (
+        {} if level == OK else {"compute-mode": level}
+    )
+
+
+@pytest.mark.parametrize(("mode", "amiss_is"), [("default", {"default-mode": WARNING}), ("exclusive_process", {})])
+def test_a_mode_that_lets_processes_run_outside_mps_is_worth_advice(
+    host: Host, mode: str, amiss_is: dict[str, str]
+) -> None:
+    host.desired(ComputeMode=None)
+    host.systemd.unit(UNIT).enabled = True
+    host.start()
+    host.nvml.all = [h200(0, compute_mode=mode)]
+    assert amiss(judge(host)) == amiss_is
+    assert amiss(judge(host, verb=STATUS)) == {}, "advice is verify's"
 
 
 @pytest.mark.parametrize("mode", ["exclusive_process", "prohibited"])

@@ -333,7 +333,7 @@ def test_sudo_takes_nothing_of_the_request(fleet: Fleet) -> None:
     run = fleet.play(variables=become)
     assert run.exit_code == 0, run.output
     assert run.changed() == {"a": [CONVERGE], "b": [CONVERGE]}
-    assert json.loads((place / "state.json").read_text())["format"] == 1
+    assert json.loads((place / "state.json").read_text())["format"] == 2
 
 
 def test_the_environment_of_a_task_reaches_the_program(fleet: Fleet) -> None:
