@@ -92,10 +92,6 @@ def mode_not_told(host: Host) -> None:
     host.nvml.all[0] = h200(0, compute_mode=None)
 
 
-def persistence_off(host: Host) -> None:
-    host.nvml.all[0] = replace(host.nvml.all[0], persistence=False)
-
-
 def default_limit_changed(host: Host) -> None:
     """The getter shows 4G for both."""
     daemon(host).ask(["set_default_device_pinned_mem_limit 0 5119M"])
@@ -327,7 +323,6 @@ FAULTS = {
     "daemon's files removed": Fault(files_cleaned, CRITICAL, ("pipe-directory-files",)),
     "compute mode changed": Fault(mode_changed, CRITICAL, ("compute-mode",)),
     "compute mode not told": Fault(mode_not_told, UNKNOWN, ("compute-mode",)),
-    "persistence off": Fault(persistence_off, WARNING, ("persistence",)),
     "default limit changed by hand": Fault(default_limit_changed, CRITICAL, ("memory-limit",)),
     "default limit lost": Fault(default_limit_lost, CRITICAL, ("memory-limit",)),
     "server's limit changed by hand": Fault(limit_of_server_changed, CRITICAL, ("memory-limit",)),
@@ -439,7 +434,9 @@ def test_each_verb_and_word_has_an_exit_code() -> None:
 
 def test_what_only_verify_sees_can_warn_at_most() -> None:
     """So no verb says that all is well where verify is critical."""
-    assert {one.name for one in JUDGEMENTS if one.verbs != EVERY_VERB} == {"other-managers", "boot-order"}
+    advice = {"persistence", "default-mode", "limits-guarded"}
+    takes_long = {"other-managers", "boot-order"}
+    assert {one.name for one in JUDGEMENTS if one.verbs != EVERY_VERB} == advice | takes_long
 
 
 @pytest.mark.parametrize("verb", [STATUS, VERIFY])
