@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Iterable, Optional
 
 from mpsctl.causes.catalogue import CAUSES
-from mpsctl.model import foreign
+from mpsctl.model import foreign, messages
 
 CERTAIN, LIKELY, POSSIBLE = "certain", "likely", "possible"
 SUREST_FIRST = (CERTAIN, LIKELY, POSSIBLE)
 MOST_EVIDENCE = 12
 """Lines of evidence that are kept for one diagnosis: a log in a loop repeats itself. Of many instances each has one."""
-GENERAL = ("foreign-daemon", "several-managers")
+GENERAL = ("foreign-daemon",)
 """Causes that say what is there; of equally sure ones those that say what is wrong with it come first."""
 LINE_CHARACTERS, REMEDY_CHARACTERS = 500, 2000
 """How much of one is kept: evidence quotes what others wrote."""
@@ -33,6 +33,12 @@ class Diagnosis:
     remedy: str
     certainty: str
     instances: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if messages.AS_IDS:
+            object.__setattr__(self, "cause", messages.said(self.name, self.cause))
+            object.__setattr__(self, "remedy", messages.said(self.name, self.remedy))
+            object.__setattr__(self, "evidence", tuple(messages.said(self.name, line) for line in self.evidence))
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

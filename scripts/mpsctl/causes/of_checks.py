@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Collection, Iterable, Mapping, Optional
 
 from mpsctl.causes.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, at_most, diagnose, of_instance
@@ -77,7 +76,7 @@ def of_checks(checks: Iterable[Check]) -> list[Diagnosis]:
 def _of_check(one: Check) -> list[Diagnosis]:
     sure = CERTAIN if one.level == CRITICAL else LIKELY
     if one.reasons:
-        return [_with_remedy(because(reason, sure), reason, one) for reason in one.reasons]
+        return [because(reason, sure) for reason in one.reasons]
     if one.level == WARNING and one.name in ADVICE:
         return []
     cause = CAUSES_OF_CHECKS.get(one.name)
@@ -87,13 +86,6 @@ def _of_check(one: Check) -> list[Diagnosis]:
     words = f"found {one.found}, expected {one.expected}"
     sure = CERTAIN if one.level == CRITICAL else POSSIBLE
     return [Diagnosis(one.name, words, (one.found, *one.evidence), one.remedy, sure)]
-
-
-def _with_remedy(found: Diagnosis, reason: Reason, check: Check) -> Diagnosis:
-    """With the check's own remedy where it gives one reason alone: that has the names of this host."""
-    if reason.remedy or len({each.cause for each in check.reasons}) > 1 or not check.remedy:
-        return found
-    return replace(found, remedy=check.remedy)
 
 
 def reasons_of(checks: Iterable[Check], causes: Optional[Collection[str]] = None) -> list[Reason]:

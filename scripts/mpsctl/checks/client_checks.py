@@ -16,7 +16,7 @@ SPARE_MIB = 16
 
 @judgement()
 def client_pids(view: View) -> Finding:
-    """The daemon knows its clients by this host's process ids (B34: pid 0 is one that a pid namespace hides)."""
+    """The daemon knows its clients by this host's process ids (B34: pid 0 where no pid namespace is shared)."""
     one = view.one
     if not one.pid:
         return unknown(no_daemon(view))
@@ -24,11 +24,11 @@ def client_pids(view: View) -> Finding:
         return unknown(words.unread(one.log_unread))
     hidden = one.log.hidden + sum(client.pid == 0 for client in one.clients)
     if hidden:
-        line = f"{words.number(hidden, 'client')} came with process id 0: their pid namespace hides them"
+        line = f"{words.number(hidden, 'client')} came with process id 0: daemon and client share no pid namespace"
         return warned(
             line,
             "process ids of this host",
-            "run the daemon on the host, or the container with the host's pid namespace; limits hold all the same",
+            "run the daemon on the host, or its container with the host's pid namespace; limits hold all the same",
             reasons=[Reason("clients-hidden-by-pid-namespace", line)],
         )
     return passed("told by the daemon")

@@ -120,7 +120,9 @@ def daemon_answers(view: View) -> Finding:
     if answer.kind == facts.REFUSED:
         return unknown(f"the daemon was not asked: {answer.words}")
     found, remedy, cause = _why_not(one)
-    return failed(found, "an answer", remedy, reasons=[Reason(cause, found)], facts={"holders": list(answer.holders)})
+    return failed(
+        found, "an answer", remedy, reasons=[Reason(cause, found, remedy)], facts={"holders": list(answer.holders)}
+    )
 
 
 def _why_not(one: InstanceFacts) -> tuple[str, str, str]:

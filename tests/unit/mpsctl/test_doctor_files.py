@@ -294,16 +294,7 @@ def test_a_daemon_in_a_container_needs_the_host_s_process_ids() -> None:
         ({"image": "redis:7", "command": "redis-server"}, []),
         ({"image": "postgres", "environment": {"POSTGRES_PASSWORD": "x"}, "ports": ["5432:5432"]}, []),
     ],
-    ids=[
-        "modes",
-        "the mode of one GPU",
-        "modes in a shell",
-        "daemon",
-        "daemon in a shell",
-        "image",
-        "cache",
-        "database",
-    ],
+    ids=["modes", "the mode of one GPU", "modes in a shell", "daemon", "daemon in a shell", "image", "cache", "store"],
 )
 def test_a_service_that_manages_is_named_as_such_and_never_judged_as_a_client(
     service: dict[str, Any], found: list[str]

@@ -136,8 +136,9 @@ def test_with_bystanders_the_fault_is_one_of_theirs(bystanders: int) -> None:
     """The log names a bystander in 10 of 10 trials (driver 580, H200)."""
     pids = list(range(501, 502 + bystanders))
     lines = [*server(*BEGIN, who="Other"), *server(*connected(*pids), *fault(named=501))]
+    every = ", ".join(map(str, pids))
     assert who(lines) == [
-        f"one of the clients of server 95 (pid {', '.join(map(str, pids))}) made a fatal fault, and which one is not told"
+        f"one of the clients of server 95 (pid {every}) made a fatal fault, and which one is not told"
     ]
 
 

@@ -68,9 +68,8 @@ def test_somebody_outside_mps_who_holds_nearly_all_of_the_card(host: Host, runni
     for text in ("2", "cudaErrorMemoryAllocation"):
         first = ask(host, errors=[text]).diagnoses[0]
         assert (first.name, first.certainty) == ("memory-held-by-others", "certain")
-        assert (
-            f"pid {hog} (python3 train.py, user 1001) holds {H200_MIB - 616 - 66 - left_mib} MiB" in first.evidence[0]
-        )
+        held_mib = H200_MIB - 616 - 66 - left_mib
+        assert f"pid {hog} (python3 train.py, user 1001) holds {held_mib} MiB" in first.evidence[0]
         assert not {"own-limit-reached", "card-full"} & set(names(host, errors=[text]))
     assert "memory-held-by-others" in names(host)
 

@@ -279,7 +279,7 @@ def test_a_left_over_server_and_its_client(host: Host) -> None:
     host.nvml.outside_mib[uuid(0)][left] = 66
     pid = host.process("python3", "python3 train.py", variables(host), 1000)
     hold(host, pid, 600)
-    (found,) = [one for one in ask(host, pids=[left]).diagnoses]
+    (found,) = ask(host, pids=[left]).diagnoses
     assert (found.name, found.certainty) == ("left-over-server", "certain")
     assert said(host, left).endswith("is an MPS server, and its control daemon is gone")
     assert "left-over-server" in names(host, pids=[pid])
@@ -289,16 +289,15 @@ def test_a_left_over_server_and_its_client(host: Host) -> None:
 # -- drained instances
 
 
-def drain(host: Host, name: str = "0", by: str = "alice", why: str = "new driver") -> None:
+def drain(host: Host, name: str = "0") -> None:
     """As `mpsctl drain` leaves an instance."""
-    drains.mark(host.world, name)
-    path = host.places.runtime(name) / "drained.json"
-    path.write_text(path.read_text().replace('"by": ""', f'"by": "{by}"').replace('"why": ""', f'"why": "{why}"'))
+    drains.mark(host.world, name, why="new driver")
     pipe.close_door(host.pipe_root / name)
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
-def test_a_process_that_a_drain_keeps_out(host: Host, on_gpu: bool) -> None:
+def test_a_process_that_a_drain_keeps_out(host: Host, on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUDO_USER", "alice")
     drain(host)
     client = variables(host)
     pid = outsider(host, client) if on_gpu else host.process("python3", "python3 serve.py", client, 1000)

@@ -11,7 +11,11 @@ import pytest
 from fakes import FakeDaemon, Host, uuid
 from mpsctl.adapters import procfs
 from mpsctl.adapters.systemd import Systemctl
+from mpsctl.checks import words
+from mpsctl.checks.judgement import VERIFY
+from mpsctl.checks.report import report
 from mpsctl.model import duration
+from mpsctl.observe import host as host_look
 from mpsctl.observe import leftovers
 from mpsctl.observe.leftovers import Found
 
@@ -24,7 +28,8 @@ def daemon(host: Host) -> FakeDaemon:
     host.desired(DeviceMemoryLimit="4G")
     host.systemd.unit("mps-control@0.service").enabled = True
     made = host.start()
-    made.start_server(SERVER)
+    made.start_server(host.process("nvidia-cuda-mps-server", "nvidia-cuda-mps-server", {}, pid=SERVER))
+    host.processes[SERVER].parent = made.pid
     return made
 
 
@@ -45,16 +50,19 @@ def holder(host: Host, client_of: Optional[FakeDaemon] = None, **about: object) 
 
 
 def why(host: Host, pid: int) -> Optional[str]:
-    return next((one.why for one in look(host).left_over if one.pid == pid), None)
+    """The sentence that says why a process is left over, or None."""
+    return next((words.left_over(one.why) for one in look(host).left_over if one.pid == pid), None)
 
 
-def test_each_client_is_listed_with_all_that_is_known_of_it(host: Host, daemon: FakeDaemon) -> None:
+def test_each_client_is_listed_with_all_that_is_known_of_it(
+    host: Host, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pid = holder(host, daemon, container=CONTAINER)
     assert host.nvml.held_mib is not None
     host.nvml.held_mib[uuid(0)] = {pid: 612}
     host.clock.pass_by(3700)
-    (one,) = look(host).connected["0"]
-    found = one.as_json()
+    assert verb(host, monkeypatch, "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)["instances"]["0"]["clients"]
     desired = {
         "pid": pid,
         "uid": 1000,
@@ -76,7 +84,7 @@ def test_a_host_that_is_well_has_nothing_left_over(host: Host, daemon: FakeDaemo
     holder(host, parent=1)  # a service, or one of which nothing tells where it came from
     host.nvml.others_mib[SERVER] = 66
     found = look(host)
-    assert (found.left_over, found.unknown, found.problem) == ([], {}, None)
+    assert (found.left_over, found.unknown, found.host.gpus.unread) == ([], [], None)
 
 
 @pytest.mark.parametrize("connected", [True, False])
@@ -98,7 +106,7 @@ def test_a_process_that_was_left_over_is_named_with_the_reason(
     pid = holder(host, daemon if connected else None, **about)
     (found,) = look(host).left_over
     assert found.pid == pid
-    assert found.why.startswith(says)
+    assert words.left_over(found.why).startswith(says)
     assert found.instance == ("0" if connected else None)
     assert found.memory_mib == ({} if connected else {uuid(n): 700 for n in range(4)})
 
@@ -142,7 +150,21 @@ def test_a_server_without_its_daemon(host: Host) -> None:
     host.processes[pid].parent = 4000
     assert why(host, pid) is None
     host.processes[pid].parent = 1
-    assert why(host, pid) == "an MPS server whose control daemon is gone"
+    assert str(why(host, pid)).startswith("an MPS server whose control daemon is gone: end it when")
+
+
+@pytest.mark.usefixtures("daemon")
+def test_a_server_without_its_daemon_is_told_though_nvml_does_not_list_it(host: Host) -> None:
+    pid = host.process("nvidia-cuda-mps-server", "nvidia-cuda-mps-server")
+    (found,) = look(host).left_over
+    assert (found.pid, found.why.kind, found.memory_mib) == (pid, leftovers.SERVER, {})
+
+
+def test_verify_and_clients_name_the_same_left_over_server(host: Host, daemon: FakeDaemon) -> None:
+    pid = host.process("nvidia-cuda-mps-server", "nvidia-cuda-mps-server")
+    seen = host_look.look(host.world, deep=True)
+    check = report(seen, VERIFY).check(None, "left-over-servers")
+    assert check.facts["pids"] == [one.pid for one in look(host).left_over] == [pid]
 
 
 def test_a_daemon_that_does_not_answer_is_told_and_hides_no_left_over(host: Host, daemon: FakeDaemon) -> None:
@@ -150,7 +172,7 @@ def test_a_daemon_that_does_not_answer_is_told_and_hides_no_left_over(host: Host
     daemon.not_served = True
     found = look(host)
     assert found.connected == {"0": []}
-    assert "did not answer" in found.unknown["0"]
+    assert [one.name for one in found.unknown] == ["0"]
     assert [one.pid for one in found.left_over] == [pid]
 
 
@@ -159,7 +181,7 @@ def test_without_nvml_the_clients_are_listed_all_the_same(host: Host, daemon: Fa
     host.nvml.driver_up = False
     found = look(host)
     assert [one.client.pid for one in found.connected["0"]] == [pid]
-    assert "Driver Not Loaded" in str(found.problem)
+    assert found.host.gpus.unread is not None
 
 
 def verb(host: Host, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
