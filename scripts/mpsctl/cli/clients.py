@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from dataclasses import asdict
 from typing import Any, Optional, Sequence
 
+from mpsctl.checks import daemon_checks, left_over, unit_checks, words
+from mpsctl.checks.judgement import View, make
 from mpsctl.cli import output, table
 from mpsctl.model import duration
 from mpsctl.model.errors import BadValue, NotReady
-from mpsctl.observe import leftovers
+from mpsctl.model.finding import OK
+from mpsctl.observe import leftovers, plain
 from mpsctl.observe.leftovers import Connected, Found
 from mpsctl.store import configuration
 from mpsctl.store.world import World
@@ -22,8 +24,7 @@ _HEAD = ("INSTANCE", "PID", "USER", "AGE", "MEMORY", "LIMIT", "SERVER", "CONTAIN
 
 def clients(world: World, options: argparse.Namespace) -> int:
     """List the clients, or end one of them; the exit code."""
-    for name in options.instances:
-        configuration.load(world, name)
+    configuration.require(world, options.instances)
     if options.yes and options.terminate is None:
         raise BadValue("--yes without --terminate", "both", "name the client to end")
     wanted = None if options.terminate is None else _pid(options.terminate)
@@ -34,18 +35,33 @@ def clients(world: World, options: argparse.Namespace) -> int:
         output.say_json(_as_json(found))
     else:
         _show(found)
-    return NotReady.exit_code if found.unknown or found.problem else 0
+    return NotReady.exit_code if found.unknown or found.host.gpus.unread else 0
 
 
 def _as_json(found: Found) -> dict[str, Any]:
+    gpus = found.host.gpus
     return {
         "instances": {
-            name: {"clients": [row.as_json() for row in rows], "unknown": found.unknown.get(name)}
+            name: {
+                "clients": [_client_as_json(row) for row in rows],
+                "unknown": _why_unknown(found, name) if name in found.unknown else None,
+            }
             for name, rows in found.connected.items()
         },
-        "left_over": [asdict(one) for one in found.left_over],
-        "problem": found.problem,
+        "left_over": [{**plain.of(one), "why": left_over.why(one.mark)} for one in found.left_over],
+        "problem": words.unread(gpus.unread) if gpus.unread else None,
     }
+
+
+def _client_as_json(row: Connected) -> dict[str, Any]:
+    return {**plain.of(row.client), "server": row.server, "age_s": row.age_s, "left_over": plain.of(row.left_over)}
+
+
+def _why_unknown(found: Found, name: str) -> str:
+    """Why the clients of an instance cannot be told: what is judged of its file and of its daemon's answer."""
+    view = View(found.host, found.host.instances[name])
+    checks = make((unit_checks.configuration, daemon_checks.daemon_answers), view)
+    return next((one.found for one in checks if one.level != OK), "its daemon did not tell")
 
 
 def _show(found: Found) -> None:
@@ -55,15 +71,15 @@ def _show(found: Found) -> None:
             output.say(line)
     else:
         output.say("no client is connected" if found.connected else "this host has no instance")
-    for name, why in found.unknown.items():
-        output.say(f"! {name}: cannot tell who is connected: {why}")
-    if found.problem:
-        output.say(f"! cannot tell what else holds memory: {found.problem}")
+    for name in found.unknown:
+        output.say(f"? {name}: who is connected is not known: {_why_unknown(found, name)}")
+    if found.host.gpus.unread:
+        output.say(f"? what else holds memory is not known: {words.unread(found.host.gpus.unread)}")
     for left in found.left_over:
         held = ", ".join(f"{'not told' if mib is None else f'{mib} MiB'} on {u}" for u, mib in left.memory_mib.items())
         who = f"pid {left.pid} ({left.command or 'command not told'}, user {left.user or 'not told'})"
         whose = f"client of {left.instance}" if left.instance else "no client of an instance"
-        output.say(f"left over: {who}, {whose}, holds {held or 'not told'}: {left.why}")
+        output.say(f"left over: {who}, {whose}, holds {held or 'not told'}: {left_over.why(left.mark)}")
 
 
 def _row(one: Connected) -> tuple[str, ...]:
@@ -100,23 +116,26 @@ def _terminate(world: World, options: argparse.Namespace, found: Found, pid: int
     target = next((one for rows in found.connected.values() for one in rows if one.client.pid == pid), None)
     if target is None:
         if found.unknown:
-            raise NotReady(f"who is connected cannot be told: {'; '.join(found.unknown.values())}; nothing was done")
+            why = "; ".join(_why_unknown(found, name) for name in found.unknown)
+            raise NotReady(f"who is connected is not known: {why}; nothing was done")
         raise BadValue(
             f"pid {pid}, which is no client of an instance", "a client", "take one that `mpsctl clients` lists"
         )
     if not options.yes and not _asked(target, options.json):
-        output.say(f"{target.client} is left alone", stream=sys.stderr)
+        output.say(f"{words.client(target.client)} is left alone", stream=sys.stderr)
         return 1
-    instance = configuration.load(world, target.instance)
-    main_pid = int(world.systemd.show([instance.unit])[instance.unit].get("MainPID") or 0)
-    daemon = terminate.running_daemon(world, instance, main_pid)
+    one = found.host.instances[target.instance]
+    assert one.desired is not None  # else its daemon was not asked, and nobody is known to be connected
+    daemon = terminate.running_daemon(world, one.desired, one.pid)
     (ended,) = terminate.end(world, daemon, [(target.server, target.client)])
     if options.json:
         output.say_json({"instance": target.instance, **ended.as_json()})
     else:
-        output.say(f"{target.client}: {'; '.join(ended.steps) or 'nothing was done'}")
+        output.say(f"{words.client(target.client)}: {'; '.join(ended.steps) or 'nothing was done'}")
     if ended.problem:
-        output.say(f"mpsctl clients: {target.client} could not be ended: {ended.problem}", stream=sys.stderr)
+        output.say(
+            f"mpsctl clients: {words.client(target.client)} could not be ended: {ended.problem}", stream=sys.stderr
+        )
     return 4 if ended.problem else 0
 
 
@@ -128,5 +147,6 @@ def _asked(target: Connected, json_: bool) -> bool:
     if json_ or not sys.stdin.isatty():
         raise BadValue("no terminal to ask at", "a yes before a client is ended", "add --yes")
     age = duration.text(target.age_s)
-    output.say(f"{target.client}, {age} old, of instance {target.instance}, loses its work on the GPU.")
+    who = words.client(target.client)
+    output.say(f"{who}, {age} old, of instance {target.instance}, loses its work on the GPU.")
     return input("End it? [y/N] ").strip().lower() in ("y", "yes")

@@ -16,32 +16,49 @@ A service, or a job that somebody left behind on purpose in a session that is st
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any, Iterable, Optional, Sequence
+from dataclasses import dataclass, field
+from typing import Optional, Sequence
 
-from mpsctl.adapters import hardware, procfs
-from mpsctl.model.errors import NotReady
-from mpsctl.observe import status as proofs
-from mpsctl.observe.clients import Client
-from mpsctl.observe.status import Status
+from mpsctl.adapters import procfs
+from mpsctl.observe.facts import ClientFacts, InstanceFacts
+from mpsctl.observe.host import HostFacts
+from mpsctl.observe.host import look as look_at_host
 from mpsctl.store.world import World
 
 _LOOKS, _PAUSE_S = 3, 0.5
 _STEP_DAEMON = "slurmstepd"
 
+GONE, ZOMBIE, WAITS, SERVER, OF_CONTAINER, OF_SESSION, OF_JOB = (
+    "gone",
+    "zombie",
+    "waits-in-kernel",
+    "server-without-daemon",
+    "container-gone",
+    "session-ended",
+    "job-gone",
+)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """By what a process is known to be left over: one of the words above. ``of`` is the container, the login session or
+    the batch job that is gone; a zombie's ``parent`` has not taken note of its end."""
+
+    kind: str
+    of: str = ""
+    parent: int = 0
+    parent_command: str = ""
+
 
 @dataclass(frozen=True)
 class Connected:
-    """A client of an instance; ``left_over`` says why it is taken for one that nobody minds, or is None."""
+    """A client of an instance; ``left_over`` where it is one that nobody minds."""
 
     instance: str
     server: int
-    client: Client
+    client: ClientFacts
     age_s: Optional[int]
-    left_over: Optional[str] = None
-
-    def as_json(self) -> dict[str, Any]:
-        return {**asdict(self.client), "server": self.server, "age_s": self.age_s, "left_over": self.left_over}
+    left_over: Optional[Mark] = None
 
 
 @dataclass(frozen=True)
@@ -57,107 +74,119 @@ class LeftOver:
     container: Optional[str]
     memory_mib: dict[str, Optional[int]]
     instance: Optional[str]
-    why: str
+    mark: Mark
 
 
 @dataclass
 class Found:
-    """``unknown`` says of an instance why its clients cannot be told; ``problem`` why NVML shows no processes."""
+    """``unknown`` are the instances whose clients cannot be told: their daemon did not tell all."""
 
+    host: HostFacts
     connected: dict[str, list[Connected]] = field(default_factory=dict)
-    unknown: dict[str, str] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
     left_over: list[LeftOver] = field(default_factory=list)
-    problem: Optional[str] = None
 
 
 def look(world: World, names: Sequence[str]) -> Found:
     """The clients of the named instances, and what was left over on any GPU of this host."""
-    statuses = proofs.status_of_all(world, names)
-    held, problem = _held_mib(world)
-    of_instance = {client.pid: (one.instance, server.pid) for one in statuses for server, client in _clients(one)}
-    others = {server.pid for one in statuses for server in one.servers if procfs.parent(server.pid) != 1}
-    why = _judge(world, [*of_instance, *(pid for pid in held if pid not in of_instance and pid not in others)])
-    found = Found(problem=problem)
-    for status in statuses:
-        found.connected[status.instance] = [
-            Connected(
-                status.instance,
-                server.pid,
-                client,
-                procfs.age_s(client.started_at, world.now_s()),
-                why.get(client.pid),
-            )
-            for server, client in _clients(status)
-        ]
-        if status.unit.get("main_pid") and not status.daemon_answers:
-            found.unknown[status.instance] = "; ".join(status.findings) or "the daemon was not asked"
-    for pid, reason in why.items():
-        uid = procfs.uid(pid)
-        found.left_over.append(
-            LeftOver(
-                pid,
-                None if uid is None else procfs.user(uid) or str(uid),
-                procfs.command(pid),
-                procfs.age_s(procfs.started_at(pid), world.now_s()),
-                procfs.state(pid),
-                procfs.container(pid),
-                held.get(pid, {}),
-                of_instance[pid][0] if pid in of_instance else None,
-                reason,
-            )
-        )
+    host = look_at_host(world, names)
+    found = Found(host)
+    of_instance = {
+        client.pid: (name, server.pid)
+        for name, one in host.instances.items()
+        for server in one.servers
+        for client in server.clients
+    }
+    held = _held_mib(host)
+    marks = _judge(world, host, [*of_instance, *(pid for pid in held if pid not in {*of_instance, *_served(host)})])
+    for name, one in host.instances.items():
+        found.connected[name] = _connected(world, one, marks)
+        if one.clients_unknown:
+            found.unknown.append(name)
+    for pid, mark in marks.items():
+        instance = of_instance[pid][0] if pid in of_instance else None
+        found.left_over.append(_left_over(world, pid, mark, held.get(pid, {}), instance))
     return found
 
 
-def _clients(status: Status) -> Iterable[tuple[proofs.ServerStatus, Client]]:
-    return ((server, client) for server in status.servers for client in server.clients)
+def _served(host: HostFacts) -> set[int]:
+    """The servers of daemons that live."""
+    told = {server.pid for one in host.instances.values() for server in one.servers}
+    known = {server.pid: server.daemon for server in host.processes.servers}
+    return {pid for pid in {*told, *known} if known.get(pid, 0) is not None}
 
 
-def _held_mib(world: World) -> tuple[dict[int, dict[str, Optional[int]]], Optional[str]]:
-    """What each process holds on each GPU, by pid and UUID; or why NVML does not tell."""
+def _connected(world: World, one: InstanceFacts, marks: dict[int, Mark]) -> list[Connected]:
+    return [
+        Connected(
+            one.name,
+            server.pid,
+            client,
+            procfs.age_s(client.started_at, world.now_s()),
+            marks.get(client.pid),
+        )
+        for server in one.servers
+        for client in server.clients
+    ]
+
+
+def _left_over(
+    world: World, pid: int, mark: Mark, memory_mib: dict[str, Optional[int]], instance: Optional[str]
+) -> LeftOver:
+    uid = procfs.uid(pid)
+    return LeftOver(
+        pid,
+        None if uid is None else procfs.user(uid) or str(uid),
+        procfs.command(pid),
+        procfs.age_s(procfs.started_at(pid), world.now_s()),
+        procfs.state(pid),
+        procfs.container(pid),
+        memory_mib,
+        instance,
+        mark,
+    )
+
+
+def _held_mib(host: HostFacts) -> dict[int, dict[str, Optional[int]]]:
+    """What each process holds on each GPU, by pid and UUID; empty where NVML does not tell."""
     held: dict[int, dict[str, Optional[int]]] = {}
-    try:
-        with world.nvml() as nvml:
-            for gpu in nvml.gpus():
-                for device in (gpu.uuid, *(mig.uuid for mig in gpu.mig_devices)):
-                    for pid, mib in (nvml.compute_memory_mib(device) or {}).items():
-                        held.setdefault(pid, {})[device] = mib
-    except NotReady as error:
-        return {}, str(error)
-    return held, None
+    for device, listed in host.gpus.compute.items():
+        for pid, mib in (listed or {}).items():
+            held.setdefault(pid, {})[device] = mib
+    return held
 
 
-def _judge(world: World, pids: Sequence[int]) -> dict[int, str]:
-    """Why each of these processes is left over; those that are not are left out."""
-    found = {pid: why for pid in pids for why in [_why(world, pid)] if why}
+def _judge(world: World, host: HostFacts, pids: Sequence[int]) -> dict[int, Mark]:
+    """By what each of these processes is left over; those that are not are left out."""
+    found = {pid: mark for pid in pids for mark in [_mark(world, host, pid)] if mark}
     waiting = [pid for pid in pids if pid not in found and procfs.state(pid) == "D"]
     for _ in range(_LOOKS - 1):  # work on a disk or the driver is in that state for a moment as well
         if not waiting:
             break
         world.sleep_s(_PAUSE_S)
         waiting = [pid for pid in waiting if procfs.state(pid) == "D"]
-    for pid in waiting:
-        found[pid] = "it waits in the kernel (state D) and no signal ends it; see dmesg: the GPU may need a reset"
+    found.update((pid, Mark(WAITS)) for pid in waiting)
     return {pid: found[pid] for pid in pids if pid in found}
 
 
-def _why(world: World, pid: int) -> Optional[str]:
+def _mark(world: World, host: HostFacts, pid: int) -> Optional[Mark]:
     state, parent = procfs.state(pid), procfs.parent(pid)
     if not state:
-        return "its process is gone and the GPU is still in its name"
+        return Mark(GONE)
     if state in "ZX":
-        return f"it has ended (zombie) and its parent, pid {parent} ({procfs.command(parent)}), has not taken note"
+        return Mark(ZOMBIE, parent=parent, parent_command=procfs.command(parent))
+    server = host.processes.server(pid)
+    if server is not None:
+        return Mark(SERVER) if server.daemon is None else None
     if parent != 1:
         return None
-    if hardware.mps_program(pid) == hardware.SERVER:
-        return "an MPS server whose control daemon is gone"
     container = procfs.container(pid)
     if container is not None:
-        return f"of container {container}, which nothing runs any more: its parent is process 1"
+        return Mark(OF_CONTAINER, container)
     session = procfs.session(pid)
     if session is not None and world.systemd.session_state(session) in (None, "closing"):
-        return f"of login session {session}, which has ended, and its parent with it"
+        return Mark(OF_SESSION, session)
     job = (procfs.environment(pid) or {}).get("SLURM_JOB_ID")
     if job and not any(procfs.title(one).startswith(f"{_STEP_DAEMON}: [{job}.") for one in procfs.pids()):
-        return f"of batch job {job}, which has no {_STEP_DAEMON} any more, and its parent is gone"
+        return Mark(OF_JOB, job)
     return None

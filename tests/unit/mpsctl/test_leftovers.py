@@ -11,9 +11,10 @@ import pytest
 from fakes import FakeDaemon, Host, uuid
 from mpsctl.adapters import procfs
 from mpsctl.adapters.systemd import Systemctl
+from mpsctl.checks import left_over
 from mpsctl.model import duration
 from mpsctl.observe import leftovers
-from mpsctl.observe.leftovers import Found
+from mpsctl.observe.leftovers import Found, Mark
 
 SERVER = 9001
 CONTAINER = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
@@ -44,8 +45,8 @@ def holder(host: Host, client_of: Optional[FakeDaemon] = None, **about: object) 
     return pid
 
 
-def why(host: Host, pid: int) -> Optional[str]:
-    return next((one.why for one in look(host).left_over if one.pid == pid), None)
+def mark(host: Host, pid: int) -> Optional[Mark]:
+    return next((one.mark for one in look(host).left_over if one.pid == pid), None)
 
 
 def test_each_client_is_listed_with_all_that_is_known_of_it(host: Host, daemon: FakeDaemon) -> None:
@@ -54,20 +55,10 @@ def test_each_client_is_listed_with_all_that_is_known_of_it(host: Host, daemon: 
     host.nvml.held_mib[uuid(0)] = {pid: 612}
     host.clock.pass_by(3700)
     (one,) = look(host).connected["0"]
-    found = one.as_json()
-    desired = {
-        "pid": pid,
-        "uid": 1000,
-        "command": "python3 serve.py",
-        "age_s": 3700,
-        "memory_mib": [612],
-        "limits_mib": [4096],
-        "server": SERVER,
-        "container": CONTAINER,
-        "state": "S",
-        "left_over": None,
-    }
-    assert {key: found[key] for key in desired} == desired
+    assert (one.server, one.age_s, one.left_over) == (SERVER, 3700, None)
+    found = one.client
+    assert (found.pid, found.uid, found.command, found.state) == (pid, 1000, "python3 serve.py", "S")
+    assert (found.memory_mib, found.limits_mib, found.container) == ([612], [4096], CONTAINER)
 
 
 def test_a_host_that_is_well_has_nothing_left_over(host: Host, daemon: FakeDaemon) -> None:
@@ -76,29 +67,30 @@ def test_a_host_that_is_well_has_nothing_left_over(host: Host, daemon: FakeDaemo
     holder(host, parent=1)  # a service, or one of which nothing tells where it came from
     host.nvml.others_mib[SERVER] = 66
     found = look(host)
-    assert (found.left_over, found.unknown, found.problem) == ([], {}, None)
+    assert (found.left_over, found.unknown, found.host.gpus.unread) == ([], [], None)
 
 
 @pytest.mark.parametrize("connected", [True, False])
 @pytest.mark.parametrize(
-    ("about", "says"),
+    ("about", "by"),
     [
-        ({"state": "Z", "parent": 4000}, "it has ended (zombie) and its parent, pid 4000"),
-        ({"state": "D"}, "it waits in the kernel (state D)"),
-        ({"parent": 1, "container": CONTAINER}, f"of container {CONTAINER}, which nothing runs any more"),
-        ({"parent": 1, "session": "7"}, "of login session 7, which has ended"),
-        ({"parent": 1, "session": "8"}, "of login session 8, which has ended"),
-        ({"parent": 1, "environment": {"SLURM_JOB_ID": "5"}}, "of batch job 5, which has no slurmstepd any more"),
+        ({"state": "Z", "parent": 4000}, Mark(leftovers.ZOMBIE, parent=4000)),
+        ({"state": "D"}, Mark(leftovers.WAITS)),
+        ({"parent": 1, "container": CONTAINER}, Mark(leftovers.OF_CONTAINER, CONTAINER)),
+        ({"parent": 1, "session": "7"}, Mark(leftovers.OF_SESSION, "7")),
+        ({"parent": 1, "session": "8"}, Mark(leftovers.OF_SESSION, "8")),
+        ({"parent": 1, "environment": {"SLURM_JOB_ID": "5"}}, Mark(leftovers.OF_JOB, "5")),
     ],
 )
 def test_a_process_that_was_left_over_is_named_with_the_reason(
-    host: Host, daemon: FakeDaemon, about: dict[str, object], says: str, connected: bool
+    host: Host, daemon: FakeDaemon, about: dict[str, object], by: Mark, connected: bool
 ) -> None:
     host.systemd.sessions["8"] = "closing"
     pid = holder(host, daemon if connected else None, **about)
     (found,) = look(host).left_over
     assert found.pid == pid
-    assert found.why.startswith(says)
+    assert found.mark == by
+    assert left_over.why(found.mark)
     assert found.instance == ("0" if connected else None)
     assert found.memory_mib == ({} if connected else {uuid(n): 700 for n in range(4)})
 
@@ -118,19 +110,19 @@ def test_a_process_that_was_left_over_is_named_with_the_reason(
 def test_a_process_whose_home_is_still_there_is_none(host: Host, daemon: FakeDaemon, about: dict[str, object]) -> None:
     host.systemd.sessions["9"] = "active"
     host.process("slurmstepd", "slurmstepd: [6.0]")
-    assert why(host, holder(host, daemon, **about)) is None
+    assert mark(host, holder(host, daemon, **about)) is None
 
 
 def test_a_client_that_only_waits_for_a_disk_is_none(host: Host, daemon: FakeDaemon) -> None:
     pid = holder(host, daemon, state="D")
     host.clock.when(0.7, lambda: setattr(host.processes[pid], "state", "R"))
-    assert why(host, pid) is None
+    assert mark(host, pid) is None
 
 
 def test_a_client_whose_process_is_gone(host: Host, daemon: FakeDaemon) -> None:
     pid = holder(host, daemon)
     host.kill(pid)
-    assert why(host, pid) == "its process is gone and the GPU is still in its name"
+    assert mark(host, pid) == Mark(leftovers.GONE)
     (row,) = look(host).connected["0"]
     assert (row.client.state, row.age_s) == ("", None)
 
@@ -140,9 +132,9 @@ def test_a_server_without_its_daemon(host: Host) -> None:
     pid = host.process("nvidia-cuda-mps-server", "nvidia-cuda-mps-server")
     host.nvml.others_mib[pid] = 66
     host.processes[pid].parent = 4000
-    assert why(host, pid) is None
+    assert mark(host, pid) is None
     host.processes[pid].parent = 1
-    assert why(host, pid) == "an MPS server whose control daemon is gone"
+    assert mark(host, pid) == Mark(leftovers.SERVER)
 
 
 def test_a_daemon_that_does_not_answer_is_told_and_hides_no_left_over(host: Host, daemon: FakeDaemon) -> None:
@@ -150,7 +142,7 @@ def test_a_daemon_that_does_not_answer_is_told_and_hides_no_left_over(host: Host
     daemon.not_served = True
     found = look(host)
     assert found.connected == {"0": []}
-    assert "did not answer" in found.unknown["0"]
+    assert found.unknown == ["0"]
     assert [one.pid for one in found.left_over] == [pid]
 
 
@@ -159,7 +151,7 @@ def test_without_nvml_the_clients_are_listed_all_the_same(host: Host, daemon: Fa
     host.nvml.driver_up = False
     found = look(host)
     assert [one.client.pid for one in found.connected["0"]] == [pid]
-    assert "Driver Not Loaded" in str(found.problem)
+    assert found.host.gpus.unread is not None
 
 
 def verb(host: Host, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
