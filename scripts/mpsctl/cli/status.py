@@ -23,10 +23,7 @@ def status(world: World, options: argparse.Namespace) -> int:
 
     :raises BadValue: if one that is named has no file.
     """
-    known = configuration.names(world)
-    for name in options.instances:
-        if name not in known:
-            configuration.load(world, name)  # says which there are
+    configuration.require(world, options.instances)
     host = look(world, options.instances or None)
     found = report(host, STATUS)
     if options.json:

@@ -37,6 +37,14 @@ def load(world: World, name: str) -> Instance:
         raise BadValue(f"{path}: {error.found}", error.expected, error.remedy, error.key, error.variable) from None
 
 
+def require(world: World, wanted: Sequence[str]) -> None:
+    """:raises BadValue: if one of the named instances has no file; the text says which have."""
+    known = names(world)
+    for name in wanted:
+        if name not in known:
+            load(world, name)
+
+
 def names(world: World) -> list[str]:
     """The instances that have a file, in their natural order: 2 before 10. Whether it is one is for ``load`` to say.
 
