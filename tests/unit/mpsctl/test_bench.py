@@ -521,7 +521,7 @@ def test_results_that_cannot_be_written_are_still_told(
     gpu: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world = replace(gpu.world, temporary_daemon=Temporary(gpu).daemon)
-    monkeypatch.setattr(command_line, "_acting_world", lambda options: world)
+    monkeypatch.setattr(command_line, "world_of", lambda options: world)
     (tmp_path / "bench.json").mkdir()  # in the way
     words = ["bench", "--gpu", "0", "--processes", "1", "--seconds", "0.1", "--rounds", "1", "--json"]
     assert command_line.main([*words, "--output", str(tmp_path)]) == 3
@@ -536,7 +536,7 @@ def test_the_verb_answers_and_writes(
 ) -> None:
     temporary = Temporary(gpu)
     world = replace(gpu.world, temporary_daemon=temporary.daemon)
-    monkeypatch.setattr(command_line, "_acting_world", lambda options: world)
+    monkeypatch.setattr(command_line, "world_of", lambda options: world)
     words = ["bench", "--gpu", "0", "--processes", "1,2", "--seconds", "0.1", "--rounds", "2"]
     assert command_line.main([*words, "--output", str(tmp_path / "out"), *(["--json"] if as_json else [])]) == 0
     said = capsys.readouterr()
@@ -555,7 +555,7 @@ def test_a_sweep_without_a_figure_is_no_success(
     gpu: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        command_line, "_acting_world", lambda options: replace(gpu.world, temporary_daemon=Temporary(gpu).daemon)
+        command_line, "world_of", lambda options: replace(gpu.world, temporary_daemon=Temporary(gpu).daemon)
     )
     words = ["bench", "--gpu", "0", "--processes", "1", "--seconds", "0.1", "--rounds", "1", "--"]
     assert command_line.main([*words, "/no/such/command"]) == 1

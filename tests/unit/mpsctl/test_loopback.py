@@ -585,7 +585,7 @@ def test_a_command_line_that_cannot_be_meant_is_refused_on_one_line(
 
 def call(host: Host, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     world = replace(host.world, temporary_daemon=Temporary(host).daemon)
-    monkeypatch.setattr(command_line, "_acting_world", lambda options: world)
+    monkeypatch.setattr(command_line, "world_of", lambda options: world)
     monkeypatch.setenv("FAKE_RANKS", json.dumps(ranks.plan))
     return command_line.main(["loopback", "--gpu", "0", "--python", str(ranks.python), "--rounds", "1", *words])
 
