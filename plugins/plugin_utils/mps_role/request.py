@@ -10,10 +10,10 @@ import jinja2
 
 from . import project  # first: it makes mpsctl importable
 
+from mpsctl.converge.request import FORMAT  # isort: skip
 from mpsctl.model import instance_file  # isort: skip
 from mpsctl.model.settings import BY_KEY, PREFIX  # isort: skip
 
-FORMAT = 1
 EACH = "%i"
 """Stands for the instance's name in its file, and so for the GPU where each has an instance."""
 
@@ -22,7 +22,7 @@ PLACES = ("_mps_program", "_mps_unit", "_mps_health_service", "_mps_health_timer
 """The role's internal variables that name places on a host."""
 
 POLICY = ("on_clients", "drain_timeout_s")
-"""What becomes of clients in the way of a restart."""
+"""What becomes of clients in the way of a step that would end them."""
 
 _FILES = {
     "_mps_unit": "mps-control@.service.j2",
@@ -67,9 +67,10 @@ def request(values: Mapping[str, Any], places: Mapping[str, str], build: str, at
     }
 
 
-def removal(build: str) -> dict[str, Any]:
-    """The request to take everything of the project off a host."""
-    return {"format": FORMAT, "build": build, "files": [], "instances": [], "remove": True}
+def removal(values: Mapping[str, Any], build: str) -> dict[str, Any]:
+    """The request to take everything of the project off a host; ``values`` are the role's variables."""
+    policy = {key: values[PREFIX + key] for key in POLICY}
+    return {"format": FORMAT, "build": build, "files": [], "instances": [], "remove": True, **policy}
 
 
 def _conf(values: Mapping[str, Any], entry: Mapping[str, Any]) -> str:

@@ -199,7 +199,7 @@ def test_a_condition_that_cannot_tell_fails_and_does_not_skip(mpsctl: Shell, mon
 
 
 def request(host: Host, **more: object) -> str:
-    desired = {"format": 1, "files": [], "instances": [{"name": "0", "conf": host.conf("0", DeviceMemoryLimit="4G")}]}
+    desired = {"format": 2, "files": [], "instances": [{"name": "0", "conf": host.conf("0", DeviceMemoryLimit="4G")}]}
     return json.dumps({**desired, **more})
 
 
@@ -220,13 +220,13 @@ def test_reconcile_with_check(mpsctl: Shell, host: Host) -> None:
 
 def test_reconcile_by_another_build_leaves_it_to_that(mpsctl: Shell, host: Host) -> None:
     answer = mpsctl.json("reconcile", stdin=request(host, build="0123456789abcdef"))
-    assert answer == {"format": 1, "program_differs": True, "build": "sources"}
+    assert answer == {"format": 2, "program_differs": True, "build": "sources"}
     assert host.systemd.acts == []
 
 
 @pytest.mark.parametrize(
     ("stdin", "says"),
-    [("", "no JSON"), ("{", "no JSON"), ("[]", "not of format 1"), ('{"format": 9}', "not of format 1")],
+    [("", "no JSON"), ("{", "no JSON"), ("[]", "not of format 2"), ('{"format": 9}', "not of format 2")],
 )
 def test_reconcile_refuses_what_is_no_request(mpsctl: Shell, stdin: str, says: str) -> None:
     assert mpsctl("reconcile", stdin=stdin) == 2

@@ -31,7 +31,7 @@ def main() -> int:
         print(behaviour.get("stderr", ""), file=sys.stderr)
         return int(behaviour.get("exit", 0))
     if request["build"] != BUILD:
-        print(json.dumps({"format": 1, "program_differs": True, "build": BUILD}))
+        print(json.dumps({"format": 2, "program_differs": True, "build": BUILD}))
         return 0
     state = place / "state.json"
     if "atomic" in request:
@@ -43,7 +43,7 @@ def main() -> int:
     before = state.read_text() if state.exists() else ""
     changed = before != desired or program.parent != place
     answer = {
-        "format": 1,
+        "format": 2,
         "program_differs": False,
         "check": check,
         "changed": changed,

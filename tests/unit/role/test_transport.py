@@ -11,13 +11,13 @@ import pytest
 
 from mps_role import transport
 
-ANSWER = json.dumps({"format": 1, "changed": False})
+ANSWER = json.dumps({"format": 2, "changed": False})
 
 
 @pytest.mark.parametrize("before", ["", "motd\n", "{\n", '{"a": 1} and more\n', "\x1b[0m{}\n"])
 def test_the_last_object_is_the_answer(before: str) -> None:
-    assert transport.answer(f"{before}{ANSWER}\n") == {"format": 1, "changed": False}
-    assert transport.answer(f"{before}{ANSWER}\r\n\n") == {"format": 1, "changed": False}
+    assert transport.answer(f"{before}{ANSWER}\n") == {"format": 2, "changed": False}
+    assert transport.answer(f"{before}{ANSWER}\r\n\n") == {"format": 2, "changed": False}
 
 
 @pytest.mark.parametrize("text", ["", "\n", "[]", "1", "{", '{"a": 1}', ANSWER[:-1], f"{ANSWER}\n{{broken"])
