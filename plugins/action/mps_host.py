@@ -143,9 +143,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         if to_install:
             actions.insert(0, f"install the package of {missing['what']}")
         needed = to_install or bool(answer.get("changed") and not missing)
+        steps = answer.get("steps") or []
+        # In check mode it is not known yet who would still be there after a drain.
+        drains = [step for step in steps if step["kind"] == "drain"] if check_mode else []
         waiting = [
             deferred.line(entry, values["mps_on_clients"], values["mps_drain_timeout_s"], look or check_mode)
-            for entry in answer.get("pending") or ()
+            for entry in (*(answer.get("pending") or ()), *drains)
         ]
         told_later = bool(waiting) and not check_mode and not arguments["atomic"]  # tasks/deferred.yml, with an error
         reading: dict[str, Any] = {
@@ -154,6 +157,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             "refused": None,
             "missing": missing or None,
             "actions": actions,
+            "steps": steps,
             "pending": answer.get("pending") or [],
             "waiting": waiting,
             "instances": answer.get("instances") or {},

@@ -87,6 +87,13 @@ actions:
   returned: success
   type: list
   elements: str
+steps:
+  description:
+    - The same as data, one for each line of RV(actions) that mpsctl itself is responsible for, with its kind, its
+      instance, whether it is live, and whether it ends clients.
+  returned: success
+  type: list
+  elements: dict
 pending:
   description: Instances whose restart waits for their clients to leave, with these clients.
   returned: success

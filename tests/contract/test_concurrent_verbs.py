@@ -41,7 +41,7 @@ def served(host: RealDaemonHost) -> tuple[RealDaemonHost, Running]:
 def mpsctl(host: RealDaemonHost, daemon: Running, verb: str) -> Said:
     own = {"status": ["0"], "apply": ["0"], "reconcile": ["--check"], "health": [], "env": ["0"]}
     arguments = [verb, *own[verb], "--json"]
-    request = {"format": 1, "files": [], "instances": [{"name": "0", "conf": host.places.conf("0").read_text()}]}
+    request = {"format": 2, "files": [], "instances": [{"name": "0", "conf": host.places.conf("0").read_text()}]}
     done = subprocess.run(
         [sys.executable, PROCESS, host.places.root, daemon.binary, str(daemon.pid), *arguments],
         input=json.dumps(request),

@@ -22,7 +22,7 @@ PLACES = ("_mps_program", "_mps_unit", "_mps_health_service", "_mps_health_timer
 """The role's internal variables that name places on a host."""
 
 POLICY = ("on_clients", "drain_timeout_s")
-"""What becomes of clients in the way of a restart."""
+"""What becomes of clients in the way of a step that would end them."""
 
 _FILES = {
     "_mps_unit": "mps-control@.service.j2",
@@ -68,7 +68,11 @@ def request(values: Mapping[str, Any], places: Mapping[str, str], build: str, at
 
 
 def removal(values: Mapping[str, Any], build: str) -> dict[str, Any]:
+<<<<<<< HEAD
     """The request to take everything of the project off a host; what becomes of its clients is the role's policy."""
+=======
+    """The request to take everything of the project off a host; ``values`` are the role's variables."""
+>>>>>>> converge
     policy = {key: values[PREFIX + key] for key in POLICY}
     return {"format": FORMAT, "build": build, "files": [], "instances": [], "remove": True, **policy}
 

@@ -284,7 +284,7 @@ def test_what_cannot_be_written_is_no_trace(words: list[str], where: str) -> Non
         (["doctor", "--container", "-"], b"[" * 200_000, "nested too deep"),
         (["doctor", "--container", "-"], b"9" * 100_000, "found n"),
         (["reconcile", "--check"], b"[" * 200_000, "a request on standard input"),
-        (["reconcile", "--check"], None, "format 1"),
+        (["reconcile", "--check"], None, "format 2"),
     ],
 )
 def test_input_that_nobody_can_read_is_refused_in_one_line(words: list[str], stdin: Optional[bytes], said: str) -> None:

@@ -225,6 +225,39 @@ def test_in_check_mode_a_withheld_restart_is_a_warning(fleet: Fleet, policy: str
     assert says in said
 
 
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [("wait", "they would be given 300 s;"), ("terminate", "they would be given 300 s, then be ended;")],
+)
+def test_in_check_mode_who_would_be_waited_for_is_a_warning(fleet: Fleet, policy: str, says: str) -> None:
+    fleet.add("a")
+    fleet.play()
+    drain = {**WAITING, "kind": "drain", "text": "drain mps-control@0.service", "live": False, "ends_clients": False}
+    (fleet.root / "a" / "behaviour.json").write_text(json.dumps({"answer": {"steps": [drain], "changed": True}}))
+    run = fleet.play("--check", "-e", f"mps_on_clients={policy}")
+    assert run.exit_code == 0, run.output
+    said = " ".join(run.output.split())
+    assert "clients: 7 (train, user alice, 3 h 5 min old)" in said
+    assert says in said
+    assert run.of(LOOK)["a"]["steps"] == [drain]
+    assert "they would be given" not in fleet.play(variables={"mps_on_clients": policy}).output
+
+
+def test_a_removal_asks_with_the_policy_and_fails_where_clients_stay(fleet: Fleet) -> None:
+    place = fleet.add("a")
+    fleet.play()
+    playbook = Path(__file__).resolve().parents[3] / "playbooks" / "remove.yml"
+    run = fleet.play(playbook=playbook, variables={"mps_on_clients": "wait", "mps_drain_timeout_s": 20})
+    assert run.exit_code == 0, run.output
+    assert json.loads((place / "policy").read_text()) == {"on_clients": "wait", "drain_timeout_s": 20}
+    assert json.loads((place / "state.json").read_text())["remove"] is True
+    answer = {"error": "instances with connected clients were left as they are", "pending": [WAITING]}
+    (place / "behaviour.json").write_text(json.dumps({"answer": answer}))
+    run = fleet.play(playbook=playbook)
+    assert run.exit_code != 0
+    assert "clients were left as they are" in run.message()
+
+
 def test_changed_limits_alone_do_not_fail_by_a_withheld_restart(fleet: Fleet) -> None:
     fleet.add("a")
     fleet.play()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mps_role import deferred, request, variables
-from mpsctl.converge.reconcile import Request
+from mpsctl.converge.request import Request
 from mpsctl.model.instance_file import parse_conf
 
 PLACES = {
@@ -116,6 +116,13 @@ def test_what_a_run_may_do_with_clients_is_asked_for_and_stands_in_no_file() -> 
     assert (found.on_clients, found.drain_timeout_s) == ("terminate", 60)
     assert found.files == Request.from_json(by_default).files
     assert found.instance_per_gpu == by_default["instance_per_gpu"]
+
+
+@pytest.mark.parametrize("policy", ["refuse", "wait", "terminate"])
+def test_a_removal_is_asked_for_with_the_same_policy(policy: str) -> None:
+    values = {**variables.defaults(), "mps_on_clients": policy, "mps_drain_timeout_s": 60}
+    found = Request.from_json(request.removal(values, "b1"))
+    assert (found.remove, found.on_clients, found.drain_timeout_s) == (True, policy, 60)
 
 
 @pytest.mark.parametrize("policy", ["refuse", "wait", "terminate"])
