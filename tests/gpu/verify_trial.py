@@ -166,15 +166,29 @@ def servers(host: Host) -> None:
     named(host, "killed server", {"server-exits": "ended under"}, {"server-gone"})
     named(host, "killed server, by its error", {}, {"server-gone"}, "--error 806")
     anew(host)
-    print("-- a fault of one client with another at work")
+    for bystanders in (1, 2, 3, 5):
+        faulted(host, bystanders)
+    host.run("journalctl -u mps-control@0 --no-pager -o cat | tail -25", check=False)
+
+
+def faulted(host: Host, bystanders: int) -> None:
+    """One client makes an illegal access with others at work: nobody is named as the culprit."""
+    print(f"-- a fault of one client with {bystanders} at work")
     trigger = f"{PLACE}/fault"
-    innocent = Client(host, "innocent")
+    innocents = [Client(host, f"innocent{number}") for number in range(bystanders)]
     guilty = Client(host, "guilty", f"--fault-on {trigger}")
     host.run(f"touch {trigger}")
     soft("the guilty one sees 700", guilty.line(1).get("code") in (700, 719), guilty.line(1))
-    soft("and so does the innocent", innocent.line(1).get("code") in (700, 719), innocent.line(1))
-    named(host, "client fault", {"client-faults": str(guilty.pid)}, {"client-fault"})
-    host.run("journalctl -u mps-control@0 --no-pager -o cat | tail -25", check=False)
+    seen = [one.line(1).get("code") for one in innocents]
+    soft("and so do the innocent", set(seen) <= {700, 719}, seen)
+    named(host, "client fault", {"client-faults": "one of the clients"}, {"client-fault"})
+    report, _ = asked(host, "mpsctl verify")
+    checks = report.get("instances", {}).get("0", {}).get("checks", [])
+    facts: dict[str, Any] = next((one["facts"] for one in checks if one["name"] == "client-faults"), {})
+    soft("nobody is named as the culprit", facts.get("culprit", 0) is None, facts)
+    answer, _ = asked(host, "mpsctl doctor --error 700")
+    said = [line for one in answer.get("diagnoses", []) for line in one["evidence"] if " made a fatal fault" in line]
+    soft("nor by the doctor", bool(said) and all("one of the clients" in line for line in said), said)
     host.run(f"rm -f {trigger}", quiet=True)
     anew(host)
 
@@ -205,7 +219,7 @@ def full(host: Host) -> None:
             host,
             "full card",
             {"gpu-processes": f"{hog.pid}", "gpu-memory": "are free"},
-            {"card-full"},
+            {"memory-held-by-others"},
             "--error 2",
         )
         answer, seconds = asked(host, "mpsctl verify --probe-client")

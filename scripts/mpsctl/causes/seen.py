@@ -33,8 +33,8 @@ class Seen:
 
     @property
     def foreign(self) -> list[DaemonProcess]:
-        """The control daemons of no instance; none where nobody knows which are an instance's."""
-        return [] if self.host.systemd_unread else self.host.foreign
+        """The control daemons of no instance."""
+        return self.host.foreign
 
     def client_of(self, pid: int) -> Optional[InstanceFacts]:
         """The instance whose daemon lists a process as its client, or None."""

@@ -88,8 +88,8 @@ def other_managers(view: View) -> Finding:
 def foreign_daemons(view: View) -> Finding:
     """No control daemon runs that is no instance's; one on an instance's GPU or directory fails there (B14, B15)."""
     host = view.host
-    if host.systemd_unread or host.processes.unread:
-        return unknown(words.unread(host.systemd_unread or host.processes.unread))  # type: ignore[arg-type]
+    if host.processes.unread:
+        return unknown(words.unread(host.processes.unread))
     lines = [words.daemon(daemon, host.devices(daemon)) for daemon in host.foreign]
     if lines:
         pids = [daemon.pid for daemon in host.foreign]
@@ -100,6 +100,8 @@ def foreign_daemons(view: View) -> Finding:
             *lines,
             facts={"pids": pids},
         )
+    if host.systemd_unread:
+        return unknown(words.unread(host.systemd_unread))
     return passed("none")
 
 

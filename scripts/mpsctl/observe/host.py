@@ -91,13 +91,17 @@ class HostFacts:
 
     @property
     def foreign(self) -> list[DaemonProcess]:
-        """The control daemons that are no instance's."""
+        """The control daemons that are no instance's; without systemd those that are on no instance's directory."""
         mine = {unit.main_pid for unit in self.units.values()}
-        return [daemon for daemon in self.processes.daemons if daemon.pid not in mine]
+        others = [daemon for daemon in self.processes.daemons if daemon.pid not in mine]
+        if self.systemd_unread is None:
+            return others
+        publics = [Path(one.pipe_directory) for one in self.every.values()]
+        return [one for one in others if one.directory and not any(daemons.on_directory(one, path) for path in publics)]
 
     def devices(self, daemon: DaemonProcess) -> Optional[tuple[str, ...]]:
         """What a control daemon offers by UUID; None where that is not told."""
-        return daemons.devices(daemon, self.gpus.gpus)
+        return None if self.gpus.unread else daemons.devices(daemon, self.gpus.gpus)
 
 
 def look(

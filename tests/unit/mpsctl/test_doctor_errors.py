@@ -88,7 +88,7 @@ def test_instances_with_one_cause_are_told_together_each_with_its_evidence(two: 
     two.stop("0")
     found = find(two, "unit-not-active")
     assert found.instances == ("0", "1")
-    assert {line[:10] for line in found.evidence} == {"instance 0", "instance 1"}
+    assert {line.split(":")[0] for line in found.evidence} == {"instance 0", "instance 1"}
 
 
 def test_an_instance_that_is_not_there_is_refused(host: Host, running: FakeDaemon) -> None:
@@ -130,7 +130,7 @@ def test_of_many_instances_each_keeps_some_evidence() -> None:
     found = in_order(one for name in "01234567" for one in of_instance(name, [diagnose("card-full", CERTAIN, *lines)]))
     assert found[0].instances == tuple("01234567")
     assert len(found[0].evidence) <= MOST_EVIDENCE
-    assert {line[:10] for line in found[0].evidence} == {f"instance {name}" for name in "01234567"}
+    assert {line.split(":")[0] for line in found[0].evidence} == {f"instance {name}" for name in "01234567"}
 
 
 def test_the_remedy_has_the_instance_s_name() -> None:
