@@ -31,7 +31,8 @@ has an id that stays, and one level:
 | unknown | it could not be looked at: nothing answers, or the caller has no right to read it |
 
 The word for an instance, for the host and for all together is the worst level among its judgements: critical comes
-before warning, warning before unknown, unknown before ok. All verbs use the same word for the same state.
+before warning, warning before unknown, unknown before ok. All verbs use the same word for the same state. verify alone
+also gives advice and looks at what takes long: both warn at most.
 
 ## Exit codes
 
@@ -81,7 +82,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _judgements(judgements: Iterable[Judgement]) -> str:
-    rows = [("id", "what is judged", *EVERY_VERB)]
+    rows: list[Sequence[str]] = [("id", "what is judged", *EVERY_VERB)]
     for one in judgements:
         rows.append((f"`{one.name}`", one.summary, *("yes" if verb in one.verbs else "" for verb in EVERY_VERB)))
     return _table(rows)

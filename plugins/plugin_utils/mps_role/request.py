@@ -68,7 +68,10 @@ def request(values: Mapping[str, Any], places: Mapping[str, str], build: str, at
 
 
 def removal(values: Mapping[str, Any], build: str) -> dict[str, Any]:
-    """The request to take everything of the project off a host; ``values`` are the role's variables."""
+    """The request to take everything of the project off a host.
+
+    ``values`` are the role's variables; they say what becomes of its clients.
+    """
     policy = {key: values[PREFIX + key] for key in POLICY}
     return {"format": FORMAT, "build": build, "files": [], "instances": [], "remove": True, **policy}
 

@@ -10,6 +10,8 @@ import os
 import sys
 from typing import Any, Callable, NamedTuple, NoReturn, Optional, Sequence
 
+from mpsctl.cli import output
+
 _EXIT_CODES = """\
 exit codes:
   0  done
@@ -134,7 +136,7 @@ class _FormerFlag(argparse.Action):
         del values
         setattr(namespace, self.dest, True)
         found = f"found {option_string}, a former name that the next release no longer takes"
-        print(f"{parser.prog}: {found}; write {self._now}", file=sys.stderr)
+        output.say(f"{parser.prog}: {found}; write {self._now}", stream=sys.stderr)
 
 
 def _verify(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
@@ -411,18 +410,19 @@ def test_health_of_an_instance_that_is_ok_is_one_line(mpsctl: Shell) -> None:
 def test_health_names_what_is_amiss_in_one_line_each_and_ends_with_1(mpsctl: Shell, running: Host) -> None:
     pid = running.client(variable="1G")
     running.running().start_server(9001, clients=[pid])
-    running.nvml.all[0] = replace(running.nvml.all[0], persistence=False)
+    running.systemd.unit("mps-control@0.service").restarts = 1
     assert mpsctl("health") == 1
     word, *amiss = mpsctl.out.splitlines()
     assert word == "instance 0: CRITICAL"
     assert any(line.startswith(f"  ! client-limits: client {pid} ") for line in amiss)
-    assert any(line.startswith("  ! persistence: ") and "; do: enable " in line for line in amiss)
+    assert any(line.startswith("  ! restarts: ") and "; do: see why it ended" in line for line in amiss)
     assert all(line.startswith("  ! ") for line in amiss), "what is not known is left out beside what is amiss"
 
 
 def test_health_says_what_it_did(mpsctl: Shell, running: Host) -> None:
-    limits = {"DeviceMemoryLimit": "4G", "ActiveThreadPercentage": 50, "ComputeMode": "exclusive_process"}
-    running.desired(**limits, LimitBypass="terminate", LimitBypassGraceSec=1)
+    conf = running.places.conf("0")
+    policy = "[Clients]\nLimitBypass=terminate\nLimitBypassGraceSec=1"
+    conf.write_text(conf.read_text().replace("[Clients]", policy))
     pid = running.client(variable="1G")
     running.process("nvidia-cuda-mps-server", "nvidia-cuda-mps-server", {}, pid=9001)
     running.processes[9001].parent = running.running().pid
@@ -451,7 +451,7 @@ def test_health_of_a_host_that_was_never_converged(mpsctl: Shell) -> None:
         (("--log", "-"), "Cannot find MPS control daemon process\n", 1, "daemon-not-found"),
         (("--log", "-"), "nothing of note\n", 0, None),
         (("--unit", "-"), "[Service]\nExecStop=/usr/bin/nvidia-cuda-mps-control quit\n", 1, "quit-as-argument"),
-        (("--container", "-"), '{"services": {"a": {}}}', 1, "container-without-pipe-directory"),
+        (("--container", "-"), '{"services": {"a": {"runtime": "nvidia"}}}', 1, "container-without-pipe-directory"),
     ],
 )
 def test_doctor_answers_what_it_is_given(
@@ -463,7 +463,7 @@ def test_doctor_answers_what_it_is_given(
     found = mpsctl.json("doctor", *words, stdin=stdin)
     assert [one["name"] for one in found["diagnoses"]][:1] == ([first] if first else [])
     for one in found["diagnoses"]:
-        assert set(one) == {"name", "cause", "evidence", "remedy", "certainty"}
+        assert set(one) == {"name", "cause", "evidence", "remedy", "certainty", "instances"}
 
 
 @pytest.mark.parametrize(

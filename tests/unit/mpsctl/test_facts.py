@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,8 +137,8 @@ def test_a_drain_is_a_fact(live: Host) -> None:
 # -- as JSON
 
 
-def as_json(host: HostFacts) -> dict[str, object]:
-    data: dict[str, object] = json.loads(json.dumps(plain.instance(host.instances["0"], host.gpus)))
+def as_json(host: HostFacts) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(json.dumps(plain.instance(host.instances["0"], host.gpus)))
     return data
 
 
@@ -145,8 +146,8 @@ def test_facts_are_plain_data_under_the_same_names(live: Host) -> None:
     live.desired(DeviceMemoryLimit="4G", GPUs="0 2", ComputeMode="exclusive_process")
     data = as_json(look(live.world))
     assert data["name"] == "0"
-    assert data["desired"]["limit"] == "4G"  # type: ignore[index]
-    assert [one["used_mib"] for one in data["devices"]] == [1282, 616]  # type: ignore[index,attr-defined]
+    assert data["desired"]["limit"] == "4G"
+    assert [one["used_mib"] for one in data["devices"]] == [1282, 616]
     assert data["door_open"] is True
     assert "log" not in data
 
@@ -154,7 +155,7 @@ def test_facts_are_plain_data_under_the_same_names(live: Host) -> None:
 def test_a_refused_value_is_plain_data_too(live: Host) -> None:
     live.nvml.lost.add(0)
     refused = as_json(look(live.world))["devices_refused"]
-    assert set(refused) == {"found", "expected", "remedy"}  # type: ignore[arg-type]
+    assert set(refused) == {"found", "expected", "remedy"}
 
 
 def test_foreign_text_in_a_fact_is_escaped_and_cut_and_a_path_is_whole() -> None:

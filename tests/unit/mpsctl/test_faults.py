@@ -13,6 +13,7 @@ import pytest
 
 from fakes import Host
 from mpsctl.lifecycle import health
+from mpsctl.model.finding import CRITICAL
 
 PROJECT = Path(__file__).resolve().parents[3]
 PROGRAM = PROJECT / "scripts" / "mpsctl"
@@ -81,8 +82,7 @@ def test_server_in_fault(host: Host) -> None:
     host.desired(DeviceMemoryLimit="4G")
     host.systemd.unit("mps-control@0.service").enabled = True
     host.start().start_server(9001).state = "FAULT"
-    (found,) = health.health(host.world)
-    assert "server 9001 is in state FAULT" in found.findings[0]
+    assert health.health(host.world).report.check("0", "server-state").level == CRITICAL
 
 
 def _generator() -> ModuleType:

@@ -11,7 +11,7 @@ from fakes import Host
 from mpsctl.adapters import hardware
 from mpsctl.checks import probe_client
 from mpsctl.cli import main as command_line
-from mpsctl.model.finding import PASS, Check
+from mpsctl.model.finding import OK, Check
 from mpsctl.store import world as worlds
 
 Verify = Callable[..., tuple[int, str, str]]
@@ -23,8 +23,8 @@ def verify(host: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     host.desired(DeviceMemoryLimit="4G")
     host.start()
 
-    def look(*_: Any) -> list[Check]:
-        return [Check("probe-client-under-mps", PASS, "it was started")]
+    def look(*_: Any) -> dict[str, list[Check]]:
+        return {"0": [Check("probe-client-under-mps", OK, "it was started")]}
 
     monkeypatch.setattr(worlds, "World", lambda **rooms: replace(host.world, **rooms))
     monkeypatch.setattr(hardware, "simulated", lambda: False)
