@@ -22,8 +22,7 @@ from mpsctl.model.finding import CRITICAL, OK, UNKNOWN, WARNING
 
 def test_nvml_that_hangs_is_left_behind(live: Host) -> None:
     live.nvml.hangs = True
-    found = judge(live, nvml_timeout_s=0.1)
-    found = amiss(found)
+    found = amiss(judge(live, nvml_timeout_s=0.1))
     assert found["gpus-answer"] == CRITICAL
     assert found["gpu-processes"] == found["gpus-present"] == found["persistence"] == UNKNOWN
     assert "daemon-answers" not in found
@@ -236,9 +235,9 @@ def test_an_orphan_daemon_on_this_directory(live: Host) -> None:
     pid = daemon_of_others(live, CUDA_MPS_PIPE_DIRECTORY=f"{public(live)}/.before", CUDA_VISIBLE_DEVICES="0")
     found = judge(live)
     assert amiss(found) == {"orphan-daemon": CRITICAL, "foreign-daemons": WARNING}
-    found = next(one.found for one in found.instances["0"] if one.name == "orphan-daemon")
-    assert f"daemon {pid}" in found
-    assert "its socket is gone" in found
+    said = found.check("0", "orphan-daemon").found
+    assert f"daemon {pid}" in said
+    assert "its socket is gone" in said
 
 
 def test_a_daemon_on_the_default_directory(live: Host) -> None:

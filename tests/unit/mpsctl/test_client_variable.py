@@ -6,8 +6,9 @@ from typing import Optional
 
 import pytest
 
+from mpsctl.checks import words
 from mpsctl.model import client_variable
-from mpsctl.model.client_variable import VARIABLE
+from mpsctl.model.client_variable import VARIABLE, Bypass
 
 ONE_GPU = ("GPU-11111111-1111-1111-1111-111111111111",)
 TWO_GPUS = (*ONE_GPU, "GPU-22222222-2222-2222-2222-222222222222")
@@ -15,7 +16,7 @@ TWO_GPUS = (*ONE_GPU, "GPU-22222222-2222-2222-2222-222222222222")
 
 def limit_bypass(
     value: Optional[str], devices: tuple[str, ...] = ONE_GPU, visible: Optional[str] = None
-) -> Optional[str]:
+) -> Optional[Bypass]:
     environment = {} if value is None else {VARIABLE: value}
     if visible is not None:
         environment["CUDA_VISIBLE_DEVICES"] = visible
@@ -33,7 +34,8 @@ def test_a_good_value_only_lowers(value: Optional[str]) -> None:
 def test_each_limit_bypass_is_named(value: str) -> None:
     named = limit_bypass(value)
     assert named is not None
-    assert VARIABLE in named
+    assert named.value == value
+    assert VARIABLE in words.bypass(named)
 
 
 def test_a_second_gpu_may_be_named_where_it_is_seen() -> None:
