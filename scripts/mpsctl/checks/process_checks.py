@@ -124,10 +124,13 @@ def gpu_memory(view: View) -> Finding:
     one, gpus = view.one, view.host.gpus
     if not one.devices:
         return unknown(unknown_gpus(view))
-    fullest, least, not_told = "room on every device", 1.0, []
+    fullest, least, not_told, not_judged = "room on every device", 1.0, [], []
     for device in one.devices:
         free_mib, total_mib = gpus.load(device.uuid).free_mib, device.memory_mib
-        if free_mib is None or total_mib is None or device.uuid not in one.costs:
+        if total_mib is None or device.uuid not in one.costs:
+            not_judged.append(f"{device}: NVML does not tell its memory, so room on it is not judged")
+            continue
+        if free_mib is None:
             not_told.append(str(device))
             continue
         found, share = f"{free_mib} of {total_mib} MiB of {device} are free", free_mib / total_mib
@@ -146,7 +149,7 @@ def gpu_memory(view: View) -> Finding:
             fullest, least = found, share
     if not_told:
         return unknown(f"NVML does not tell how much of {', '.join(not_told)} is free")
-    return passed(fullest)
+    return passed(some(not_judged) if len(not_judged) == len(one.devices) else fullest, *not_judged)
 
 
 def _short_of(view: View, device: Device, free_mib: int) -> Optional[tuple[int, str, list[str], str]]:

@@ -49,7 +49,9 @@ def limit(in_bytes: int) -> str:
 
 def memory(used_mib: Optional[int], memory_mib: Optional[int]) -> str:
     """What is used of a device's memory, beside all of it."""
-    return f"{'not told' if used_mib is None else used_mib} of {mib(memory_mib)} used"
+    if memory_mib is None:
+        return "memory not told"
+    return f"{'not told' if used_mib is None else used_mib} of {memory_mib} MiB used"
 
 
 def daemon(one: DaemonProcess, devices: Optional[Sequence[str]]) -> str:
