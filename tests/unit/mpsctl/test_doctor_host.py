@@ -9,7 +9,7 @@ from typing import Optional
 
 import pytest
 
-from consulting import FILES, SERVER, ask, find, join, names, outsider, run, their_daemon, variables
+from consulting import FILES, SERVER, ask, find, hold, join, names, outsider, run, their_daemon, variables
 from fakes import FakeDaemon, Host, h200, split_by_mig, uuid
 from mpsctl.adapters import hardware, pipe, procfs, selinux
 from mpsctl.causes import consult
@@ -213,10 +213,13 @@ def test_a_left_over_server(host: Host, running: FakeDaemon, error: Optional[str
 def test_a_left_over_server_beside_a_new_daemon_and_its_old_client(host: Host, running: FakeDaemon) -> None:
     left = host.process("nvidia-cuda-mps-server", "nvidia-cuda-mps-server", {})
     host.nvml.outside_mib[uuid(0)][left] = 66
+    pid = host.process("python3", "python3 serve.py", variables(host), 1000)
+    hold(host, pid, 600)
     found = find(host, "left-over-server")
     assert found.certainty == "certain"
-    assert any(f"server {left}" in line or f"pid {left}" in line for line in found.evidence)
-    assert "client-outside-mps" not in names(host)
+    assert any(f"pid {left} " in line for line in found.evidence)
+    assert any(f"pid {pid} " in line for line in found.evidence)
+    assert not {"client-outside-mps", "two-daemons-one-gpu"} & set(names(host))
 
 
 # -- GPUs that are not what they were
@@ -420,6 +423,8 @@ def test_without_systemd_no_daemon_is_called_foreign(
 
     monkeypatch.setattr(host.systemd, "show", show)
     assert names(host) == []
+    their_daemon(host, host.places.root / "theirs", CUDA_VISIBLE_DEVICES=uuid(2))
+    assert names(host) == ["foreign-daemon"]
 
 
 def test_a_unit_that_is_overridden_is_not_read(host: Host, running: FakeDaemon) -> None:
