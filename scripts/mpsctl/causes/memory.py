@@ -148,12 +148,12 @@ def on_host(seen: Seen, names: Collection[str], asked: bool) -> list[Diagnosis]:
     for one in seen.instances:
         if one.name not in names:
             continue
-        short = bool(reasons_of(seen.report.instances[one.name], _SHORTAGES))
+        told = {reason.cause for reason in reasons_of(seen.report.instances[one.name], _SHORTAGES)}
         for device in _devices(seen, one):
             own = [each for client in device.clients for each in _near_limit(device, client)]
             primary = [*_below_context(device), *own]
-            if primary or short or asked:
-                others = _others(device) if asked else []
+            if primary or told or asked:
+                others = _others(device) if asked and OTHERS not in told else []
                 found += of_instance(one.name, [*primary, *others, *_why(device)])
     return found
 

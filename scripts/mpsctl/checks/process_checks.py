@@ -15,7 +15,7 @@ from mpsctl.model.foreign import pasted, shown
 from mpsctl.model.gpu import EXCLUSIVE_PROCESS, Device
 from mpsctl.observe import process_facts
 from mpsctl.observe.facts import InstanceFacts
-from mpsctl.observe.process_facts import CLIENT, LEFT_OVER, OF_ANOTHER, OUTSIDE, UNTOLD, GpuProcess
+from mpsctl.observe.process_facts import CLIENT, LEFT_OVER, OF_ANOTHER, OF_LEFT_OVER, OUTSIDE, UNTOLD, GpuProcess
 
 
 @judgement()
@@ -30,7 +30,7 @@ def gpu_processes(view: View) -> Finding:
                 unknown_gpus(view) if view.host.gpus.unread else f"NVML does not list the processes of {device}"
             )
     every = list(_processes(one))
-    foreign = [each for each in every if each.kind in (OUTSIDE, OF_ANOTHER, LEFT_OVER)]
+    foreign = [each for each in every if each.kind in (OUTSIDE, OF_ANOTHER, LEFT_OVER, OF_LEFT_OVER)]
     if foreign:
         lines = [words.process(each) for each in foreign]
         return failed(
@@ -51,6 +51,9 @@ def gpu_processes(view: View) -> Finding:
 def _remedy(one: InstanceFacts, process: GpuProcess) -> str:
     if process.kind == LEFT_OVER:
         return f"end server {process.pid} when its clients are gone, then restart {pasted(one.unit.name)}"
+    if process.kind == OF_LEFT_OVER:
+        unit = pasted(one.unit.name)
+        return f"let pid {process.pid} end, end its server (see left-over-servers), then restart {unit}"
     if process.kind == OF_ANOTHER:
         daemon = f" (pid {process.served_by})" if process.served_by else ""
         return f"leave the GPU to one control daemon: find who starts the other one{daemon}"
@@ -70,7 +73,7 @@ def _why_foreign(one: InstanceFacts, foreign: Sequence[GpuProcess]) -> list[Reas
                 found.append(replace(reason, line=f"{about}: {reason}"))
         if process.kind == OF_ANOTHER:
             found.append(Reason("two-daemons-one-gpu", words.process(process)))
-        if process.kind == LEFT_OVER:
+        if process.kind in (LEFT_OVER, OF_LEFT_OVER):
             found.append(Reason("left-over-server", words.process(process), _remedy(one, process)))
     exclusive = any(device.gpu.compute_mode == EXCLUSIVE_PROCESS for device in one.devices)
     more = "; it holds a GPU in exclusive mode, no server can have it meanwhile" if exclusive else ""

@@ -149,6 +149,7 @@ _KINDS = {
     process_facts.OUTSIDE: "outside MPS",
     process_facts.OF_ANOTHER: "of another daemon",
     process_facts.LEFT_OVER: "left over: an MPS server whose control daemon is gone",
+    process_facts.OF_LEFT_OVER: "a client of a server whose control daemon is gone",
     process_facts.UNTOLD: "not told apart",
 }
 

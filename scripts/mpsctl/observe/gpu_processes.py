@@ -6,6 +6,7 @@ clients alone (driver 580, H200). Whose clients they are only the daemon can tel
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Collection, Mapping, Optional, Sequence
@@ -20,6 +21,7 @@ from mpsctl.observe.process_facts import (
     CLIENT,
     LEFT_OVER,
     OF_ANOTHER,
+    OF_LEFT_OVER,
     OUTSIDE,
     SERVER,
     UNTOLD,
@@ -100,7 +102,10 @@ def _with_kind(
         return replace(process, why_untold=NOT_TOLD)
     if environment is None:
         return replace(process, kind=OF_ANOTHER)
-    return replace(process, kind=OF_ANOTHER, directory=environment.get(PIPE_DIRECTORY))
+    directory = environment.get(PIPE_DIRECTORY)
+    here = directory is not None and os.path.normpath(directory) == str(daemon.public)
+    left = any(server.daemon is None for server in daemon.others.servers)
+    return replace(process, kind=OF_LEFT_OVER if here and left else OF_ANOTHER, directory=directory)
 
 
 def _of_another_daemon(process: GpuProcess, other: Optional[int], daemon: OfDaemon) -> GpuProcess:

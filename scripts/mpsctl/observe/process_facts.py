@@ -56,12 +56,13 @@ class Obstacle:
     "nothing-wrong",
 )
 
-CLIENT, SERVER, OUTSIDE, OF_ANOTHER, LEFT_OVER, UNTOLD = (
+CLIENT, SERVER, OUTSIDE, OF_ANOTHER, LEFT_OVER, OF_LEFT_OVER, UNTOLD = (
     "client",
     "server",
     "outside-mps",
     "of-another-daemon",
     "left-over-server",
+    "client-of-left-over-server",
     "untold",
 )
 

@@ -19,7 +19,7 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "unit-not-active": Cause(
         "the unit of the instance is not active, so no client finds a daemon",
-        "`journalctl -u mps-control@INSTANCE` says why the last start was refused",
+        "`systemctl start mps-control@INSTANCE`; where that fails, `journalctl -u mps-control@INSTANCE` says why",
     ),
     "unit-masked": Cause(
         "the unit of the instance is masked: systemd neither starts it nor lets anybody start it",
