@@ -119,13 +119,13 @@ def test_a_closed_door(live: Host) -> None:
 
 
 def test_a_daemon_that_does_not_answer(live: Host) -> None:
-    live.running().not_served = True
+    live.running().not_served, live.running().holders = True, (4711,)
     found = judge(live)
     levels = amiss(found)
     assert levels.pop("daemon-answers") == CRITICAL
     assert set(levels.values()) == {UNKNOWN}
     assert {"memory-limit", "thread-percentage", "client-priority", "server-state", "gpu-processes"} <= set(levels)
-    assert "4711" in next(one.found for one in found.instances["0"] if one.name == "daemon-answers")
+    assert found.check("0", "daemon-answers").facts["holders"] == [4711]
 
 
 def test_a_stopped_daemon_is_told_by_its_state_and_never_asked(live: Host) -> None:
@@ -229,6 +229,7 @@ def test_a_value_changed_by_hand(live: Host, command: str, name: str) -> None:
 
 def test_a_rounded_limit_that_nothing_proves_is_not_passed(live: Host) -> None:
     (live.places.runtime("0") / "in-force.json").unlink()
+    live.running().log[:] = [line for line in live.running().log if "Cmd:set_default" not in line]
     only(live, "memory-limit", UNKNOWN)
 
 
