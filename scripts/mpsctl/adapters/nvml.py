@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any, Callable, Iterable, Iterator, Optional, Protocol, TypeVar
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Protocol, Sequence, TypeVar
 
 from mpsctl.adapters.background import Background
 from mpsctl.model import foreign
@@ -236,6 +236,41 @@ def opened() -> Iterator[Nvml]:
         if not inside.hangs:  # else it would wait for the call that hangs
             with suppress(library.NVMLError):
                 library.nvmlShutdown()
+
+
+class Snapshot(NamedTuple):
+    """What NVML shows of all GPUs at one moment; the last three by the UUID of each GPU and MIG device.
+
+    ``unread`` are NVML's words where it shows nothing, ``mismatch`` whether its library and the loaded driver are of
+    different releases.
+    """
+
+    gpus: Sequence[Gpu] = ()
+    driver: Optional[str] = None
+    cuda: Optional[int] = None
+    compute: Mapping[str, Optional[Mapping[int, Optional[int]]]] = {}
+    clients: Mapping[str, Optional[Mapping[int, Optional[int]]]] = {}
+    loads: Mapping[str, Load] = {}
+    unread: Optional[str] = None
+    mismatch: bool = False
+
+
+def snapshot(open_: Callable[[], AbstractContextManager[Nvml]]) -> Snapshot:
+    """All of it, in this process; raises nothing that NVML says."""
+    try:
+        with open_() as nvml:
+            gpus = nvml.gpus()
+            uuids = [uuid for gpu in gpus for uuid in (gpu.uuid, *(mig.uuid for mig in gpu.mig_devices))]
+            return Snapshot(
+                gpus,
+                nvml.driver_version(),
+                nvml.cuda_version(),
+                {uuid: nvml.compute_memory_mib(uuid) for uuid in uuids},
+                {uuid: nvml.client_memory_mib(uuid) for uuid in uuids},
+                {uuid: nvml.load(uuid) for uuid in uuids},
+            )
+    except NotReady as error:
+        return Snapshot(unread=str(error), mismatch=isinstance(error, VersionMismatch))
 
 
 class ClientMemory:

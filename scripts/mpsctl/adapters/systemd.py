@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from functools import partial
 from pathlib import Path
-from typing import Mapping, Optional, Protocol, Sequence
+from typing import Callable, Mapping, Optional, Protocol, Sequence
 
 from mpsctl.adapters import files
 from mpsctl.model import foreign
@@ -25,7 +26,7 @@ _PROPERTIES = (
     "InvocationID",
 )
 
-_JOURNAL_TIMEOUT_S = 10
+_TIMEOUT_S, _JOURNAL_TIMEOUT_S = 30, 10
 _MOST_WORDS = 500
 """Of systemctl's words on failed jobs: it names each unit."""
 
@@ -35,6 +36,9 @@ class Systemd(Protocol):
 
     def show(self, units: Sequence[str]) -> dict[str, Mapping[str, str]]:
         """A few properties of each unit, by its name."""
+
+    def begin_show(self, units: Sequence[str]) -> Callable[[], dict[str, Mapping[str, str]]]:
+        """Ask as ``show`` does and wait for nothing: what is returned waits for the answer."""
 
     def enabled(self, unit: str) -> bool:
         """Whether the unit is started at boot."""
@@ -85,25 +89,50 @@ class Systemctl:
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=timeout_s or 30,
+                timeout=timeout_s or _TIMEOUT_S,
                 check=False,
                 close_fds=not hand_down,
             )
         except FileNotFoundError:
             raise NotReady(f"{command[0]} is not on this host; mpsctl needs systemd 249 or newer") from None
         except subprocess.TimeoutExpired:
-            raise NotReady(f"`{foreign.shown(' '.join(command))}` did not end within {timeout_s or 30} s") from None
+            raise NotReady(
+                f"`{foreign.shown(' '.join(command))}` did not end within {timeout_s or _TIMEOUT_S} s"
+            ) from None
 
     def show(self, units: Sequence[str]) -> dict[str, Mapping[str, str]]:
+        return self.begin_show(units)()
+
+    def begin_show(self, units: Sequence[str]) -> Callable[[], dict[str, Mapping[str, str]]]:
         if not units:
-            return {}
-        done = self._run("systemctl", "show", "--no-pager", f"--property={','.join(_PROPERTIES)}", *units)
-        if done.returncode:
-            raise NotReady(f"systemctl show failed: {_one_line(done.stderr)}")
-        found: dict[str, Mapping[str, str]] = {}
-        for unit, block in zip(units, done.stdout.strip("\n").split("\n\n")):
-            found[unit] = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
-        return found
+            return dict
+        command = ["systemctl", "show", "--no-pager", f"--property={','.join(_PROPERTIES)}", *units]
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+            )
+        except FileNotFoundError:
+            return partial(_raise, NotReady(f"{command[0]} is not on this host; mpsctl needs systemd 249 or newer"))
+
+        def answer() -> dict[str, Mapping[str, str]]:
+            try:
+                out, err = process.communicate(timeout=_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise NotReady(f"`systemctl show` did not end within {_TIMEOUT_S} s") from None
+            if process.returncode:
+                raise NotReady(f"systemctl show failed: {_one_line(err)}")
+            found: dict[str, Mapping[str, str]] = {}
+            for unit, block in zip(units, out.strip("\n").split("\n\n")):
+                found[unit] = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+            return found
+
+        return answer
 
     def enabled(self, unit: str) -> bool:
         # A look at the link itself: `systemctl is-enabled` costs a process for each unit.
@@ -171,6 +200,10 @@ class Systemctl:
             # Built without it; no match at all ends with 1 as well, and says nothing.
             done = self._run(*command, timeout_s=_JOURNAL_TIMEOUT_S)
         return [line for line in done.stdout.splitlines() if re.search(wanted, line)]
+
+
+def _raise(error: NotReady) -> dict[str, Mapping[str, str]]:
+    raise error
 
 
 def ensure(problem: Optional[str], what: str) -> None:

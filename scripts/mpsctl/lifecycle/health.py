@@ -19,6 +19,7 @@ from mpsctl.lifecycle import terminate
 from mpsctl.model.checked_values import RESTART, TERMINATE
 from mpsctl.model.instance import Instance
 from mpsctl.observe import facts
+from mpsctl.observe.asked import Asked
 from mpsctl.observe.facts import ClientFacts, InstanceFacts, ServerFacts
 from mpsctl.observe.host import look
 from mpsctl.store import limit_bypasses, unresponsive
@@ -67,9 +68,12 @@ class Health:
     actions: dict[str, list[Action]] = field(default_factory=dict)
 
 
-def health(world: World) -> Health:
-    """Look at every instance that has a file, judge it, and act where its file says so. Raises nothing."""
-    host = look(world, isolated=True, instance_timeout_s=INSTANCE_TIMEOUT_S)
+def health(world: World, begun: Optional[Asked] = None) -> Health:
+    """Look at every instance that has a file, judge it, and act where its file says so. Raises nothing.
+
+    ``begun`` is what the caller began to ask.
+    """
+    host = look(world, isolated=True, begun=begun, instance_timeout_s=INSTANCE_TIMEOUT_S)
     done = Health(report(host, HEALTH))
     for name, found in host.instances.items():
         if found.desired is None or not found.pid:

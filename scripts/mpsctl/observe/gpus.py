@@ -5,48 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 from mpsctl.adapters.bounded import Call
-from mpsctl.adapters.nvml import VersionMismatch
+from mpsctl.adapters.nvml import Snapshot
 from mpsctl.model.errors import BadValue, NotReady
 from mpsctl.model.gpu import Gpu, Load, MigDevice
+from mpsctl.observe import asked
 from mpsctl.observe.facts import NO_ANSWER, GpuFacts, Unread
 from mpsctl.store import configuration
 from mpsctl.store.world import World
 
-TIMEOUT_S = 20.0
-"""What NVML may take for all that it is asked: longer than the 10 s after which a GPU that hangs is left out, and its
-neighbours are not."""
+TIMEOUT_S = asked.NVML_TIMEOUT_S
+begin = asked.begin_nvml
 
 
-def begin(world: World, timeout_s: float = TIMEOUT_S) -> Call[GpuFacts]:
-    """Ask NVML in a process of its own: a hung driver holds whoever asks. ``answer`` takes what comes of it."""
-    return Call(lambda: at_once(world), timeout_s, "NVML")
-
-
-def answer(call: Call[GpuFacts]) -> GpuFacts:
-    """The facts, or why there are none."""
+def answer(call: Call[Snapshot]) -> GpuFacts:
+    """What NVML told, or why there is nothing."""
     try:
-        return call.answer()
+        return of(call.answer())
     except NotReady as error:
         return GpuFacts(unread=Unread("NVML", NO_ANSWER, str(error)))
 
 
-def at_once(world: World) -> GpuFacts:
-    """Ask NVML in this process."""
-    try:
-        with world.nvml() as nvml:
-            gpus = nvml.gpus()
-            uuids = [uuid for gpu in gpus for uuid in (gpu.uuid, *(mig.uuid for mig in gpu.mig_devices))]
-            return GpuFacts(
-                gpus,
-                nvml.driver_version(),
-                nvml.cuda_version(),
-                {uuid: nvml.compute_memory_mib(uuid) for uuid in uuids},
-                {uuid: nvml.client_memory_mib(uuid) for uuid in uuids},
-                {uuid: nvml.load(uuid) for uuid in uuids},
-            )
-    except NotReady as error:
-        unread = Unread("NVML", NO_ANSWER, str(error))
-        return GpuFacts(unread=unread, upgraded_underneath=isinstance(error, VersionMismatch))
+def of(seen: Snapshot) -> GpuFacts:
+    """The facts of what NVML showed."""
+    unread = None if seen.unread is None else Unread("NVML", NO_ANSWER, seen.unread)
+    compute, clients, loads = dict(seen.compute), dict(seen.clients), dict(seen.loads)
+    return GpuFacts(list(seen.gpus), seen.driver, seen.cuda, compute, clients, loads, unread, seen.mismatch)
 
 
 def inventory(world: World) -> list[dict[str, Any]]:

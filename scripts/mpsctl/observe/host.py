@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Callable, Iterable, Iterator, Mapping, Optional, Sequence
 
 from mpsctl.adapters import files, hardware, managers
+from mpsctl.adapters.background import Background
 from mpsctl.adapters.bounded import Call
 from mpsctl.model.daemon_environment import DEFAULT_PIPE_DIRECTORY
 from mpsctl.model.errors import BadValue, MpsctlError, NotReady
 from mpsctl.model.instance import Instance
 from mpsctl.model.places import FINGERPRINT
 from mpsctl.observe import daemons, gpus, instance, units
+from mpsctl.observe.asked import HEALTH_TIMER, Asked, unit_of
 from mpsctl.observe.daemons import MpsProcesses
 from mpsctl.observe.facts import NO_ANSWER, DaemonProcess, GpuFacts, InstanceFacts, UnitFacts, Unread
 from mpsctl.observe.instance import Journal, Surroundings
@@ -29,6 +31,7 @@ DAEMON_TIMEOUT_S = 5.0
 """For all questions to one daemon together, where a look is bounded."""
 
 Refused = dict[str, BadValue]
+Look = Callable[[Optional[Journal]], InstanceFacts]
 
 DEFAULT_DIRECTORIES = (DEFAULT_PIPE_DIRECTORY, "/run/nvidia-mps")
 """The second is the default of root's daemon in MPS v3 (NVIDIA's documentation of driver r615)."""
@@ -99,6 +102,10 @@ class HostFacts:
         publics = [Path(one.pipe_directory) for one in self.every.values()]
         return [one for one in others if one.directory and not any(daemons.on_directory(one, path) for path in publics)]
 
+    def unit(self, world: World, name: str) -> UnitFacts:
+        """The unit of an instance, whether or not that has a file."""
+        return self.units.get(name) or units.unknown(world, unit_of(name))
+
     def devices(self, daemon: DaemonProcess) -> Optional[tuple[str, ...]]:
         """What a control daemon offers by UUID; None where that is not told."""
         return None if self.gpus.unread else daemons.devices(daemon, self.gpus.gpus)
@@ -111,6 +118,7 @@ def look(
     isolated: bool = False,
     deep: bool = False,
     known_gpus: Optional[GpuFacts] = None,
+    begun: Optional[Asked] = None,
     nvml_timeout_s: float = gpus.TIMEOUT_S,
     proc_timeout_s: float = daemons.TIMEOUT_S,
     instance_timeout_s: float = INSTANCE_TIMEOUT_S,
@@ -120,17 +128,21 @@ def look(
     ``desired`` are instances whose desired state is given, whether or not it is what their files say. With ``isolated``
     each instance is looked at in a process of its own, all at once and each daemon within DAEMON_TIMEOUT_S: what hangs
     on one holds up no other. ``deep`` looks also at what takes long: other managers, and the journal of this boot.
-    ``known_gpus`` are those of a caller who asked NVML already.
+    ``known_gpus`` are those of a caller who asked NVML already, ``begun`` is what a caller began to ask.
     """
     # Processes are begun before any thread is.
-    nvml = gpus.begin(world, nvml_timeout_s) if known_gpus is None else None
+    nvml = begun.nvml if begun else gpus.begin(world, nvml_timeout_s) if known_gpus is None else None
     mps = daemons.begin(proc_timeout_s)
     beside = Call(partial(_look_deep, world), instance_timeout_s, "the look at other managers") if deep else None
     given = {one.name: one for one in desired}
     every, refused = _files(world, names or ())
     every.update(given)
     found = HostFacts(GpuFacts(), MpsProcesses(), every, {n: e for n, e in refused.items() if n not in given}, {})
-    _look_at_units(world, found)
+    _look_at_units(world, found, begun)
+    known = sorted([*every, *refused], key=configuration.natural)
+    wanted = [*given, *(name for name in (known if names is None else names) if name not in given)]
+    # Each looks for itself where it has a process of its own.
+    journals = {} if isolated else {name: instance.begin_journal(world, found.unit(world, name)) for name in wanted}
     with suppress(MpsctlError, OSError):
         text = files.read_text(world.places.units / "mps-control@.service") or ""
         found.ours_installed = text.startswith(FINGERPRINT)
@@ -145,9 +157,12 @@ def look(
             found.managers, found.boot = beside.answer()
     with suppress(OSError):
         found.saved_modes = saved_compute_modes.all_recorded(world)
-    known = sorted([*every, *refused], key=configuration.natural)
-    wanted = [*given, *(name for name in (known if names is None else names) if name not in given)]
-    _look_at_instances(world, found, list(dict.fromkeys(wanted)), isolated, instance_timeout_s)
+    looks = _looks(world, found, list(dict.fromkeys(wanted)), isolated)
+    if isolated:
+        _look_isolated(found, looks, instance_timeout_s)
+    else:
+        _look_together(found, looks, journals)
+    found.instances = {name: found.instances[name] for name in wanted}
     return found
 
 
@@ -187,47 +202,51 @@ def _look_deep(world: World) -> tuple[Optional[Managers], Optional[list[str]]]:
     return others, boot
 
 
-def unit_of(name: str) -> str:
-    """The unit of an instance by its name."""
-    return f"mps-control@{name}.service"
-
-
-def _look_at_units(world: World, found: HostFacts) -> None:
+def _look_at_units(world: World, found: HostFacts, begun: Optional[Asked]) -> None:
     names = [*found.every, *found.refused]
-    wanted = [*map(unit_of, names), units.HEALTH_TIMER]
+    wanted = [*map(unit_of, names), HEALTH_TIMER]
     try:
-        shown: Mapping[str, UnitFacts] = units.look(world, wanted)
+        shown: Mapping[str, UnitFacts] = units.look(world, wanted, begun.shown(wanted) if begun else None)
     except (MpsctlError, OSError) as error:
         found.systemd_unread = Unread("systemd", NO_ANSWER, str(error))
         shown = {name: units.unknown(world, name) for name in wanted}
     found.units = {name: shown[unit_of(name)] for name in names}
-    found.timer = shown[units.HEALTH_TIMER]
+    found.timer = shown[HEALTH_TIMER]
 
 
-def _look_at_instances(world: World, found: HostFacts, names: Sequence[str], isolated: bool, timeout_s: float) -> None:
+def _looks(world: World, found: HostFacts, names: Sequence[str], isolated: bool) -> dict[str, Look]:
+    """How each instance is looked at; those whose file is refused are done."""
     around = Surroundings(found.gpus, found.processes)
-    looks: dict[str, Callable[[Optional[Journal]], InstanceFacts]] = {}
+    looks: dict[str, Look] = {}
     for name in names:
-        unit = found.units.get(name) or units.unknown(world, unit_of(name))
+        unit = found.unit(world, name)
         if name in found.every:
             inside = world.hurried(world.now_s() + DAEMON_TIMEOUT_S, unit.main_pid) if isolated else world
             looks[name] = partial(instance.look, inside, found.every[name], unit, around)
         else:
             found.instances[name] = InstanceFacts(name, unit, refused=found.refused.get(name))
-    if isolated:
-        calls = {name: Call(partial(one, None), timeout_s, f"instance {name}") for name, one in looks.items()}
-        for name, call in calls.items():
-            try:
-                found.instances[name] = call.answer()
-            except NotReady as error:
-                unread = Unread("instance", NO_ANSWER, str(error))
-                found.instances[name] = InstanceFacts(name, found.units[name], found.every[name], unread=unread)
-    else:
-        journals = {name: instance.begin_journal(world, found.units[name]) for name in looks}
-        for name, one in looks.items():
-            try:
-                found.instances[name] = one(journals[name])
-            except Exception as error:  # of one instance, and no other's
-                unread = Unread("instance", NO_ANSWER, f"{type(error).__name__}: {error} (a fault of mpsctl)")
-                found.instances[name] = InstanceFacts(name, found.units[name], found.every[name], unread=unread)
-    found.instances = {name: found.instances[name] for name in names}
+    return looks
+
+
+def _look_isolated(found: HostFacts, looks: Mapping[str, Look], timeout_s: float) -> None:
+    """Each in a process of its own, all at once."""
+    calls = {name: Call(partial(one, None), timeout_s, f"instance {name}") for name, one in looks.items()}
+    for name, call in calls.items():
+        try:
+            found.instances[name] = call.answer()
+        except NotReady as error:
+            found.instances[name] = _unread(found, name, str(error))
+
+
+def _look_together(found: HostFacts, looks: Mapping[str, Look], journals: Mapping[str, Optional[Journal]]) -> None:
+    """All at once, in this process: they wait for their daemons most of the time."""
+    begun = {name: Background(partial(one, journals[name])) for name, one in looks.items()}
+    for name, one in begun.items():
+        try:
+            found.instances[name] = one.result()
+        except Exception as error:  # of one instance, and no other's
+            found.instances[name] = _unread(found, name, f"{type(error).__name__}: {error} (a fault of mpsctl)")
+
+
+def _unread(found: HostFacts, name: str, why: str) -> InstanceFacts:
+    return InstanceFacts(name, found.units[name], found.every[name], unread=Unread("instance", NO_ANSWER, why))

@@ -68,9 +68,10 @@ def look(
     private = served or (found.door_leads_to if unit.main_pid else None)
     found.door_open = private is not None and found.door_leads_to == private
     _look_at_directory(world, found, desired, public, private)
-    _read_journal(found, journal)
     if unit.main_pid and private is not None:
-        _ask(world, found, desired, private, around)
+        _ask(world, found, desired, private, around, journal)
+    else:
+        _read_journal(found, journal)
     _look_at_costs(world, found, around.gpus)
     _look_at_waiting(found)
     _look_at_processes(world, found, public, around)
@@ -160,34 +161,52 @@ def _read_journal(found: InstanceFacts, journal: Optional[Journal]) -> None:
         found.log_unread = Unread("journal", NO_RIGHT)
 
 
-def _ask(world: World, found: InstanceFacts, desired: Instance, private: Path, around: Surroundings) -> None:
+def _ask(
+    world: World,
+    found: InstanceFacts,
+    desired: Instance,
+    private: Path,
+    around: Surroundings,
+    journal: Optional[Journal],
+) -> None:
+    """What the daemon tells, and the journal, which is read meanwhile."""
     if found.main is not None and found.main.stopped:
         found.answer = Answer(facts.STOPPED)
+        _read_journal(found, journal)
         return
+    served = found.serves or tuple(device.uuid for device in found.devices)
+    known = record.read(world, desired.name, found.pid)
+    found.in_force_s = None if known is None else world.now_s() - known.since_s
+    common = servers.OfDaemon(
+        world,
+        world.daemon_of(desired.name, private),
+        served,
+        _desired_values(found, desired, served, around.gpus),
+        known,
+        around.gpus,
+        found.pid,
+    )
     try:
-        served = found.serves or tuple(device.uuid for device in found.devices)
-        gpus = around.gpus
-        known = record.read(world, desired.name, found.pid)
-        found.in_force_s = None if known is None else world.now_s() - known.since_s
-        common = servers.OfDaemon(
-            world,
-            world.daemon_of(desired.name, private),
-            served,
-            _desired_values(found, desired, served, gpus),
-            known,
-            gpus,
-            found.pid,
-        )
-        servers.look(common, found)
-        found.answer = Answer(facts.ANSWERED)
-    except control.Stopped as error:
-        found.answer = Answer(facts.STOPPED, str(error))
-    except control.NotServed as error:
-        found.answer = Answer(facts.NOT_SERVED, str(error), error.holders)
-    except control.Unreachable as error:
-        found.answer = Answer(facts.UNREACHABLE, str(error))
+        told = servers.ask(common)
     except MpsctlError as error:
-        found.answer = Answer(facts.REFUSED, str(error))
+        found.answer = _no_answer(error)
+        return
+    finally:
+        _read_journal(found, journal)
+    try:
+        servers.look(common, found, told)
+        found.answer = Answer(facts.ANSWERED)
+    except MpsctlError as error:
+        found.answer = _no_answer(error)
+
+
+def _no_answer(error: MpsctlError) -> Answer:
+    if isinstance(error, control.Stopped):
+        return Answer(facts.STOPPED, str(error))
+    if isinstance(error, control.NotServed):
+        return Answer(facts.NOT_SERVED, str(error), error.holders)
+    kind = facts.UNREACHABLE if isinstance(error, control.Unreachable) else facts.REFUSED
+    return Answer(kind, str(error))
 
 
 def _desired_values(

@@ -29,13 +29,22 @@ class OfDaemon:
     main_pid: int
 
 
-def look(common: OfDaemon, found: InstanceFacts) -> None:
-    """Put the daemon's values, its servers and their clients into the facts.
+def ask(common: OfDaemon) -> list[list[str]]:
+    """What the getters of the defaults print, and last the list of servers: the first session with the daemon.
+
+    :raises NotReady: if it does not answer.
+    """
+    getters = [one.getter for one in desired_values.values(common.desired, common.known)]
+    return common.daemon.ask([*getters, control.SERVER_LIST])
+
+
+def look(common: OfDaemon, found: InstanceFacts, told: Sequence[Sequence[str]]) -> None:
+    """Put the daemon's values, its servers and their clients into the facts; ``told`` is what it answered to ``ask``.
 
     :raises NotReady: if the daemon does not tell all of it.
     """
     desired = _of_defaults(common, found.log)
-    *shown, listed = common.daemon.ask([*(one.getter for one in desired), control.SERVER_LIST])
+    *shown, listed = told
     if _unproven(desired, shown) and _settle(common, found):
         desired = _of_defaults(common, found.log)
     found.values = _values(desired, shown, None)

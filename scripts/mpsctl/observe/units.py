@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Mapping, Sequence
+from typing import Mapping, Optional, Sequence
 
 from mpsctl.observe.facts import UnitFacts
 from mpsctl.store.world import World
 
-HEALTH_TIMER = "mps-health.timer"
 UNKNOWN = "unknown"
 """The load state of a unit of which systemd tells nothing."""
 _MICROSECONDS = 1_000_000
 
 
-def look(world: World, names: Sequence[str]) -> dict[str, UnitFacts]:
-    """The named units; one that systemd does not know is among them.
+def look(
+    world: World, names: Sequence[str], shown: Optional[Mapping[str, Mapping[str, str]]] = None
+) -> dict[str, UnitFacts]:
+    """The named units; one that systemd does not know is among them. ``shown`` is what systemd told already.
 
     :raises NotReady: if systemd does not answer.
     """
-    shown = world.systemd.show(names)
+    if shown is None:
+        shown = world.systemd.show(names)
     return {name: _facts(world, name, shown.get(name, {})) for name in names}
 
 

@@ -404,6 +404,9 @@ class FakeSystemd:
         self.shows += 1
         return {name: self._shown(name, self.units.get(name, Unit())) for name in units}
 
+    def begin_show(self, units: Sequence[str]) -> Callable[[], dict[str, Mapping[str, str]]]:
+        return lambda: self.show(units)
+
     def _shown(self, name: str, unit: Unit) -> Mapping[str, str]:
         return {
             "Id": name,

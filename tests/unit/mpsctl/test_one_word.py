@@ -19,7 +19,7 @@ from mpsctl.checks.judgement import EVERY_VERB, HEALTH, SITE, STATUS, VERIFY
 from mpsctl.checks.report import JUDGEMENTS, report
 from mpsctl.model.finding import CRITICAL, OK, UNKNOWN, WARNING
 from mpsctl.model.places import FINGERPRINT
-from mpsctl.observe import units
+from mpsctl.observe import asked
 from mpsctl.observe.host import look
 from mpsctl.store import drains, saved_compute_modes
 from shell import Shell
@@ -300,7 +300,7 @@ def timer_disabled(host: Host) -> None:
 
 def timer_stopped(host: Host) -> None:
     timer_disabled(host)
-    host.systemd.unit(units.HEALTH_TIMER).enabled = True
+    host.systemd.unit(asked.HEALTH_TIMER).enabled = True
 
 
 def mode_of_a_gpu_of_nobody(host: Host) -> None:
