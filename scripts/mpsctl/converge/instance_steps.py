@@ -139,9 +139,9 @@ class StopAndRemoveInstance(Step):
 
     def _remove(self, world: World) -> None:
         unit = self.unit.name
-        problem = world.systemd.act("disable", [unit])
-        if self.unit.load_state != "masked":  # a masked one starts at no boot
-            systemd.ensure(problem, f"systemctl disable {unit}")
+        systemd.ensure(world.systemd.act("disable", [unit]), f"systemctl disable {unit}")
+        # Of a masked unit it leaves the link, and ends with 0 (systemd 252).
+        (world.places.units / "multi-user.target.wants" / unit).unlink(missing_ok=True)
         systemd.ensure(world.systemd.act("stop", [unit]), f"systemctl stop {unit}")
         if self.desired is not None:
             stop.restore_modes(world, self.desired)  # where a GPU is closed while MPS is down, the stop left it so

@@ -199,11 +199,11 @@ def _why_withheld(world: World, steps: Sequence[Step], on_clients: str, drain_ti
         WAIT: f"waited {drain_timeout_s} s for them; end their clients, or set mps_on_clients to terminate",
         TERMINATE: "they could not be ended",
     }
-    remedy = remedies[on_clients]
+    remedy = [remedies[on_clients]] if any(withheld.values()) else []
     if not all(withheld.values()):
-        remedy += "; who cannot be counted is never ended, whatever mps_on_clients says: see `mpsctl verify`"
+        remedy.append("nobody is ended unseen, whatever mps_on_clients says: see why with `mpsctl verify`")
     who = "; ".join(f"{name} ({_told(world, clients)})" for name, clients in withheld.items())
-    return f"instances with connected clients were left as they are, with what all share: {who}; {remedy}"
+    return f"instances were left as they are, with what all share, for their clients: {who}; {'; '.join(remedy)}"
 
 
 def _told(world: World, clients: Sequence[ClientFacts]) -> str:
