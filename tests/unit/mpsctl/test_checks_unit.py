@@ -119,12 +119,7 @@ def test_a_closed_door(live: Host) -> None:
 
 
 def test_a_daemon_that_does_not_answer(live: Host) -> None:
-<<<<<<< HEAD
     live.running().not_served, live.running().holders = True, (4711,)
-=======
-    daemon = live.running()
-    daemon.not_served, daemon.holders = True, (4711,)
->>>>>>> converge
     found = judge(live)
     levels = amiss(found)
     assert levels.pop("daemon-answers") == CRITICAL
@@ -235,14 +230,9 @@ def test_a_value_changed_by_hand(live: Host, command: str, name: str) -> None:
 
 def test_a_rounded_limit_that_nothing_proves_is_not_passed(live: Host) -> None:
     (live.places.runtime("0") / "in-force.json").unlink()
-<<<<<<< HEAD
     assert amiss(judge(live)) == {}, "the daemon's own log has the command"
     daemon = live.running()
     daemon.log[:] = [line for line in daemon.log if "Cmd:" not in line]
-=======
-    log = live.running().log
-    log[:] = [line for line in log if "Cmd:" not in line]  # by which the daemon repeats what it was told
->>>>>>> converge
     only(live, "memory-limit", UNKNOWN)
 
 
