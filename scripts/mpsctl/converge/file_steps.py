@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Mapping, Optional, Sequence
 
-from mpsctl.adapters import files
+from mpsctl.adapters import bytecode, files
 from mpsctl.converge.answer import Difference, state
 from mpsctl.converge.request import File
 from mpsctl.converge.step import Context, Step
@@ -43,9 +43,10 @@ class InstallProgram(Step):
         return [Difference(str(self.place), before, after)]
 
     @classmethod
-    def act(cls, steps: Sequence[InstallProgram], _: Context) -> None:
+    def act(cls, steps: Sequence[InstallProgram], context: Context) -> None:
         for step in steps:
             files.write(step.place, files.read_bytes(step.program, _MOST_PROGRAM_BYTES) or b"", 0o755)
+        bytecode.keep(context.world.places)  # before anybody calls it
 
 
 def _digest(path: Path) -> Optional[str]:
