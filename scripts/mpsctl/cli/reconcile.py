@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
+from typing import Optional
 
 from mpsctl.cli import output
 from mpsctl.model import build
@@ -14,7 +16,7 @@ from mpsctl.store.world import World
 
 def reconcile(world: World, options: argparse.Namespace) -> int:
     """Bring the host into the state that the request on standard input asks for; 1 where that was not brought about."""
-    from mpsctl.converge import ours, reconcile
+    from mpsctl.converge import reconcile
     from mpsctl.converge.request import FORMAT, Request
 
     try:
@@ -26,7 +28,13 @@ def reconcile(world: World, options: argparse.Namespace) -> int:
         output.say_json({"format": FORMAT, "program_differs": True, "build": build.ID})
         return 0
     request = Request.from_json(wanted)
-    answer = reconcile.reconcile(world, request, options.check, ours.running_file())
+    answer = reconcile.reconcile(world, request, options.check, _own_file())
     output.say_json({"program_differs": False, **answer.as_json()})
     withheld = answer.pending and not options.check
     return 1 if answer.error or answer.refused or answer.missing or withheld else 0
+
+
+def _own_file() -> Optional[Path]:
+    """The one file this program runs from, or None when it runs from its sources."""
+    path = Path(sys.argv[0])
+    return path if path.is_file() and path.suffix != ".py" else None

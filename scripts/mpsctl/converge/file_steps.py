@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Mapping, Optional, Sequence
 
-from mpsctl.adapters import files
+from mpsctl.adapters import bytecode, files
 from mpsctl.converge.answer import Difference, state
 from mpsctl.converge.request import File
 from mpsctl.converge.step import Context, Step
@@ -21,7 +20,7 @@ _MOST_PROGRAM_BYTES = 64 << 20
 """Far above the size of any build of this program."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class InstallProgram(Step):
     """Put this program in its place on the host. ``program`` is the file that it runs from."""
 
@@ -44,9 +43,10 @@ class InstallProgram(Step):
         return [Difference(str(self.place), before, after)]
 
     @classmethod
-    def act(cls, steps: Sequence[InstallProgram], _: Context) -> None:
+    def act(cls, steps: Sequence[InstallProgram], context: Context) -> None:
         for step in steps:
             files.write(step.place, files.read_bytes(step.program, _MOST_PROGRAM_BYTES) or b"", 0o755)
+        bytecode.keep(context.world.places)  # before anybody calls it
 
 
 def _digest(path: Path) -> Optional[str]:
@@ -58,7 +58,7 @@ def _digest(path: Path) -> Optional[str]:
     return None if content is None else f"sha256 {hashlib.sha256(content).hexdigest()}\n"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class WriteFile(Step):
     """Write a file whole. ``beyond_limits`` is what of an instance's file is more than a limit, empty where nothing is:
     limits alone are brought about by a live reload."""
@@ -116,28 +116,7 @@ def masked(path: Path) -> bool:
     return path.is_symlink() and os.readlink(path) == os.devnull
 
 
-@dataclass(eq=False)
-class RemoveFile(Step):
-    """Remove a file of ours."""
-
-    kind = "remove-file"
-    path: Path
-    needs: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def text(self) -> str:
-        return f"remove {self.path}"
-
-    def differences(self) -> list[Difference]:
-        return [Difference(str(self.path), text_of(self.path) or "", None)]
-
-    @classmethod
-    def act(cls, steps: Sequence[RemoveFile], _: Context) -> None:
-        for step in steps:
-            step.path.unlink(missing_ok=True)
-
-
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class RemovePartialFile(Step):
     """Remove what an interrupted run left beside a file of ours."""
 
@@ -159,54 +138,6 @@ class RemovePartialFile(Step):
             step.path.unlink(missing_ok=True)
             if step.path.parent == context.world.places.configuration:
                 remove_empty(step.path.parent)
-
-
-@dataclass(eq=False)
-class RemoveDirectory(Step):
-    """Remove a directory of ours with all that is in it, but for ``keeps``, which its user removes."""
-
-    kind = "remove-directory"
-    path: Path
-    needs: Mapping[str, str] = field(default_factory=dict)
-    keeps: Optional[Path] = None
-
-    @property
-    def text(self) -> str:
-        return f"remove {self.path}"
-
-    def differences(self) -> list[Difference]:
-        return [state(str(self.path), "present", "absent")]
-
-    @classmethod
-    def act(cls, steps: Sequence[RemoveDirectory], _: Context) -> None:
-        for step in steps:
-            if step.keeps is None:
-                shutil.rmtree(step.path, ignore_errors=True)
-                continue
-            for path in step.path.iterdir() if step.path.is_dir() else ():
-                if path != step.keeps:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-@dataclass(eq=False)
-class RemoveProgram(Step):
-    """Remove this program."""
-
-    kind = "remove-program"
-    path: Path
-    needs: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def text(self) -> str:
-        return f"remove {self.path}"
-
-    def differences(self) -> list[Difference]:
-        return [state(str(self.path), "present", "absent")]
-
-    @classmethod
-    def act(cls, steps: Sequence[RemoveProgram], _: Context) -> None:
-        for step in steps:
-            step.path.unlink(missing_ok=True)
 
 
 def remove_empty(directory: Path) -> None:

@@ -20,7 +20,7 @@ from mpsctl.store import drains
 from mpsctl.store.world import World
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Drain(Step):
     """Let no new client in and wait for those that are connected; with ``end_clients`` those that are left are ended.
 
@@ -96,7 +96,7 @@ def clients_as_json(clients: Sequence[ClientFacts], ages_s: Sequence[Optional[in
     ]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class StopAndRemoveInstance(Step):
     """Stop an instance and remove what it has here, once nobody is connected to it.
 
@@ -165,7 +165,7 @@ def tidy(public: Path) -> None:
     remove_empty(public.parent)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class RestoreComputeMode(Step):
     """Bring back the compute mode of a GPU that is in one of ours and that no instance has any more."""
 

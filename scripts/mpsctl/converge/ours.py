@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Iterable, Optional
+from typing import Iterable
 
 from mpsctl.adapters import files, hardware
 from mpsctl.converge.request import File
@@ -46,9 +45,3 @@ def with_binary(file: File) -> File:
     """The file with this host's daemon in it: distributions keep it in different places."""
     binary = hardware.binary(hardware.CONTROL_DAEMON) or USUAL_DAEMON
     return replace(file, content=file.content.replace(DAEMON_PLACE, str(binary)))
-
-
-def running_file() -> Optional[Path]:
-    """The one file this program runs from, or None when it runs from its sources."""
-    path = Path(sys.argv[0])
-    return path if path.is_file() and path.suffix != ".py" else None

@@ -7,25 +7,13 @@ would end clients without the operator's consent is withheld and reported as pen
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import Optional
 
-from mpsctl.adapters import hardware
-from mpsctl.checks import words
-from mpsctl.checks.report import Report
-from mpsctl.converge import host_lock, ours, plan, read_back, situation, walk
+from mpsctl.converge import host_lock
 from mpsctl.converge.answer import Answer
-from mpsctl.converge.file_steps import WriteFile
 from mpsctl.converge.request import Request
-from mpsctl.converge.situation import Situation
-from mpsctl.converge.step import Step
-from mpsctl.converge.unit_steps import Restart, Start
-from mpsctl.model.errors import BadValue, MpsctlError, NotReady
-from mpsctl.observe import gpus as observed_gpus
-from mpsctl.observe.facts import GpuFacts
+from mpsctl.observe.asked import Asked
 from mpsctl.store.world import World
-
-NVML_TIMEOUT_S = 60.0
-"""A driver that nothing keeps initialised takes seconds for each GPU."""
 
 
 def reconcile(world: World, request: Request, check: bool, program: Optional[Path] = None) -> Answer:
@@ -42,130 +30,15 @@ def reconcile(world: World, request: Request, check: bool, program: Optional[Pat
     try:
         if check:
             host_lock.wait_for_others(world)
-            return _reconcile(world, request, check, program)
+            return _run(world, request, check, program)
         with host_lock.taken(world):
-            return _reconcile(world, request, check, program)
+            return _run(world, request, check, program)
     except host_lock.Busy as error:
         return Answer(check, error=str(error))
 
 
-def _reconcile(world: World, request: Request, check: bool, program: Optional[Path]) -> Answer:
-    answer = Answer(check=check, host={**hardware.os_release(), "driver_version": hardware.driver_version()})
-    answer.missing = _missing()
-    gpus = observed_gpus.answer(observed_gpus.begin(world, NVML_TIMEOUT_S))
-    if gpus.unread is not None:
-        # Where the daemon is missing that is what matters: its package may bring the driver as well.
-        answer.error = None if answer.missing else words.unread(gpus.unread)
-        return answer
-    answer.host["driver_version"] = gpus.driver
-    try:
-        desired = situation.desired(request, gpus.gpus)
-        answer.warnings += situation.fit(world, desired, gpus)
-    except NotReady as error:
-        answer.error = str(error)
-        return answer
-    except BadValue as error:
-        answer.refused = f"{error.variable or 'mps_instances'}: {error}"
-        return answer
-    try:
-        _plan_and_act(world, request, desired, gpus, program, answer)
-    except (MpsctlError, OSError) as error:
-        answer.error = str(error)
-    return answer
+def _run(world: World, request: Request, check: bool, program: Optional[Path]) -> Answer:
+    begun = Asked(world, [name for name, _ in request.instances])
+    from mpsctl.converge import run  # read while NVML and systemd are at work
 
-
-def _plan_and_act(
-    world: World,
-    request: Request,
-    desired: situation.Desired,
-    gpus: GpuFacts,
-    program: Optional[Path],
-    answer: Answer,
-) -> None:
-    found = situation.look(world, request, desired, gpus)
-    steps = plan.steps(found, program)
-    if request.atomic:
-        from mpsctl.converge import rollback  # seldom needed
-
-        answer.refused = rollback.refusal(steps)
-    if answer.refused or (answer.missing and not answer.check):
-        return
-    answer.instances = read_back.instances(found.report, desired.instances)
-    _note(found, steps, answer)
-    try:
-        if answer.check or not any(step.due for step in steps):
-            walk.describe(steps, answer)
-            _note_for_people(found, steps, answer)
-        elif request.atomic:
-            _take_whole(found, steps, answer)
-        else:
-            _take(found, steps, answer)
-    finally:
-        answer.pending = walk.pending(world, steps)
-        blocked = walk.blocked(steps)
-        if blocked:
-            answer.error = "; ".join([*blocked, *([answer.error] if answer.error else [])])
-
-
-def _take(found: Situation, steps: Sequence[Step], answer: Answer) -> Report:
-    """Take the steps; what was read back."""
-    context = walk.take(found.world, steps, answer)
-    return read_back.judge(found, steps, context.problems, answer)
-
-
-def _take_whole(found: Situation, steps: Sequence[Step], answer: Answer) -> None:
-    """Take the steps and, where they do not come into force, put the host back to what it had."""
-    from mpsctl.converge import rollback
-
-    former = rollback.remember(found, steps)
-    try:
-        seen = _take(found, steps, answer)
-        answer.error = answer.error or rollback.problem_of_withheld(seen, steps)
-    except (MpsctlError, OSError) as error:
-        answer.error = str(error)
-    if not answer.error:
-        return
-    answer.put_back_why, after = rollback.put_back(found.world, former)
-    answer.put_back = answer.put_back_why is None
-    answer.changed = not answer.put_back
-    if after is not None:
-        answer.instances.update(read_back.instances(after, former.instances))
-    told = "the former limits are in force again" if answer.put_back else f"NOT put back: {answer.put_back_why}"
-    answer.error = f"{answer.error}; {told}"
-
-
-def _missing() -> Optional[dict[str, str]]:
-    for what in (hardware.CONTROL_DAEMON, hardware.SERVER):
-        if hardware.binary(what) is None:
-            places = ", ".join(hardware.SEARCH_PATH)
-            return {"what": what, "message": f"{what} was found in none of {places}; install it or set mps_package"}
-    return None
-
-
-def _note(found: Situation, steps: Sequence[Step], answer: Answer) -> None:
-    """What is worth knowing of the plan beside its steps."""
-    if answer.missing and steps:
-        answer.warn(
-            f"{answer.missing['what']} is not installed yet: the unit is shown with its usual path {ours.USUAL_DAEMON}"
-        )
-    anew = {step.instance for step in steps if isinstance(step, (Start, Restart))}
-    if any(isinstance(step, WriteFile) and step.file.path.name == ours.UNIT for step in steps) and any(
-        instance.name not in anew for instance in found.desired.instances
-    ):
-        answer.warn(f"{ours.UNIT} has changed: daemons that run take it at their next start, none is restarted for it")
-    for name in found.gpu_missing:
-        unit, conf = f"mps-control@{name}.service", found.world.places.conf(name)
-        answer.warn(
-            f"instance {name} is kept, but GPU {name} is gone from this host: see `mpsctl gpus` and dmesg; if it is to"
-            f" stay away, `systemctl disable --now {unit}` and remove {conf}"
-        )
-    for gpu in found.gpus:
-        if gpu.pre_volta:
-            answer.warn(f"{gpu} is older than Volta: at most 16 clients, no memory protection between them")
-
-
-def _note_for_people(found: Situation, steps: Sequence[Step], answer: Answer) -> None:
-    staying = {step.instance for step in steps if step.withheld is not None}
-    names = [*(one.name for one in found.desired.instances), *(name for name in found.leftovers if name in staying)]
-    for line in read_back.for_people(found.report, names, steps):
-        answer.warn(line)
+    return run.run(world, request, check, program, begun)

@@ -15,10 +15,11 @@ from mpsctl.adapters import hardware
 from mpsctl.checks import words
 from mpsctl.converge import consent, host_lock, ours, walk
 from mpsctl.converge.answer import Answer
-from mpsctl.converge.file_steps import RemoveDirectory, RemoveFile, RemovePartialFile, RemoveProgram
+from mpsctl.converge.file_steps import RemovePartialFile
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
+from mpsctl.converge.removal_steps import RemoveDirectory, RemoveFile, RemoveProgram, StopHelpers
 from mpsctl.converge.step import Step
-from mpsctl.converge.unit_steps import ReloadSystemd, StopHelpers
+from mpsctl.converge.unit_steps import ReloadSystemd
 from mpsctl.lifecycle import drain
 from mpsctl.model.checked_values import DRAIN_TIMEOUT_S, REFUSE, TERMINATE, WAIT
 from mpsctl.model.errors import MpsctlError, NotReady

@@ -18,6 +18,7 @@ from mpsctl.model.instance import Instance, check_gpus, one_gpu_twice
 from mpsctl.model.instance_file import parse_conf
 from mpsctl.observe import host as observed
 from mpsctl.observe import units as unit_look
+from mpsctl.observe.asked import Asked
 from mpsctl.observe.facts import GpuFacts, InstanceFacts, UnitFacts
 from mpsctl.observe.host import HostFacts
 from mpsctl.store import configuration
@@ -100,7 +101,7 @@ def fit(world: World, desired: Desired, gpus: GpuFacts) -> list[str]:
     return found
 
 
-def look(world: World, request: Request, desired: Desired, gpus: GpuFacts) -> Situation:
+def look(world: World, request: Request, desired: Desired, gpus: GpuFacts, begun: Asked) -> Situation:
     """Look at the host. Changes nothing.
 
     :raises NotReady: if systemd does not answer.
@@ -110,7 +111,7 @@ def look(world: World, request: Request, desired: Desired, gpus: GpuFacts) -> Si
     ]
     gpu_missing = [] if request.instance_per_gpu is None else [n for n in ours if _named_by_its_gpu(world, n)]
     leftovers = [name for name in ours if name not in gpu_missing]
-    host = observed.look(world, leftovers, desired.instances, known_gpus=gpus)
+    host = observed.look(world, leftovers, desired.instances, known_gpus=gpus, begun=begun)
     if host.systemd_unread is not None:
         raise NotReady(host.systemd_unread.words)
     known = {host.timer.name: host.timer} if host.timer is not None else {}

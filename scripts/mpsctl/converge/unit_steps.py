@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Mapping, Optional, Sequence
 
 from mpsctl.adapters import bytecode, systemd
@@ -34,7 +33,7 @@ def why_masked(unit: str) -> str:
     return f"found {unit} masked, expected a unit that can be started; run `systemctl unmask {unit}`"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Enable(Step):
     """Have a unit start at boot. It takes effect by the reload of systemd's units behind it."""
 
@@ -55,7 +54,7 @@ class Enable(Step):
         call(context, "enable", [step.unit for step in steps])
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ReloadSystemd(Step):
     """Have systemd read its units anew. ``after_removal``: failures of units that are gone are forgotten as well, and
     nothing depends on whether it works."""
@@ -81,7 +80,7 @@ class ReloadSystemd(Step):
             systemd.ensure(problem, "systemctl daemon-reload")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Start(Step):
     """Start a unit. ``anew`` ends an attempt that systemd makes at this moment with what it had before: to start the
     unit would be to join that."""
@@ -108,7 +107,7 @@ class Start(Step):
         call(context, "restart", [step.unit for step in steps if step.anew])
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class RestartUnit(Step):
     """Restart a unit that is no instance's, and has no clients."""
 
@@ -128,7 +127,7 @@ class RestartUnit(Step):
         call(context, "restart", [step.unit for step in steps])
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Restart(Step):
     """Restart the daemon of an instance, once nobody is connected to it.
 
@@ -191,7 +190,7 @@ def give_back_modes(world: World, uuids: Sequence[str]) -> None:
                 saved_compute_modes.forget(world, gpu)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Reload(Step):
     """Put the limits of a running daemon in force, live."""
 
@@ -214,28 +213,3 @@ class Reload(Step):
     def act(cls, steps: Sequence[Reload], context: Context) -> None:
         bytecode.keep(context.world.places)
         call(context, "reload", [step.unit for step in steps])
-
-
-@dataclass(eq=False)
-class StopHelpers(Step):
-    """Stop the look each minute, and have it start at boot no more. ``link`` is what starts its timer."""
-
-    kind = "stop-helpers"
-    units: tuple[str, ...]
-    link: Path
-    needs: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def text(self) -> str:
-        return f"stop and disable {', '.join(self.units)}"
-
-    def differences(self) -> list[Difference]:
-        return [state(unit, "as systemd has it", "stopped, not started at boot") for unit in self.units]
-
-    @classmethod
-    def act(cls, steps: Sequence[StopHelpers], context: Context) -> None:
-        for step in steps:
-            context.world.systemd.act("disable", [unit for unit in step.units if unit.endswith(".timer")])
-            context.world.systemd.act("stop", step.units)
-            # Whatever became of the command, no link stays behind without its file.
-            step.link.unlink(missing_ok=True)

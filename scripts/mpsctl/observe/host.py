@@ -131,7 +131,7 @@ def look(
     ``known_gpus`` are those of a caller who asked NVML already, ``begun`` is what a caller began to ask.
     """
     # Processes are begun before any thread is.
-    nvml = begun.nvml if begun else gpus.begin(world, nvml_timeout_s) if known_gpus is None else None
+    asked = None if known_gpus is not None else begun.nvml if begun else gpus.begin(world, nvml_timeout_s)
     mps = daemons.begin(proc_timeout_s)
     beside = Call(partial(_look_deep, world), instance_timeout_s, "the look at other managers") if deep else None
     given = {one.name: one for one in desired}
@@ -146,7 +146,7 @@ def look(
     with suppress(MpsctlError, OSError):
         text = files.read_text(world.places.units / "mps-control@.service") or ""
         found.ours_installed = text.startswith(FINGERPRINT)
-    found.gpus = gpus.answer(nvml) if nvml is not None else known_gpus or GpuFacts()
+    found.gpus = gpus.answer(asked) if asked is not None else known_gpus or GpuFacts()
     found.processes = daemons.answer(mps, proc_timeout_s)
     found.nvidia_on_bus = hardware.nvidia_on_bus() if found.gpus.unread or not found.gpus.gpus else True
     found.simulated, found.is_root = hardware.simulated(), os.geteuid() == 0

@@ -17,26 +17,20 @@ from hypothesis import strategies as st
 
 from converging import TIMER, TIMER_TEXT, Fleet, conf, this_run
 from fakes import Host, h200
-from mpsctl.converge import file_steps, instance_steps, removal, unit_steps, walk
+from mpsctl.converge import file_steps, instance_steps, removal, removal_steps, unit_steps, walk
 from mpsctl.converge.answer import Answer
-from mpsctl.converge.file_steps import (
-    InstallProgram,
-    RemoveDirectory,
-    RemoveFile,
-    RemovePartialFile,
-    RemoveProgram,
-    WriteFile,
-)
+from mpsctl.converge.file_steps import InstallProgram, RemovePartialFile, WriteFile
 from mpsctl.converge.instance_steps import Drain, RestoreComputeMode, StopAndRemoveInstance
+from mpsctl.converge.removal_steps import RemoveDirectory, RemoveFile, RemoveProgram, StopHelpers
 from mpsctl.converge.request import File
 from mpsctl.converge.step import Context, Occupied, Step, dependent, withhold
-from mpsctl.converge.unit_steps import Enable, Reload, ReloadSystemd, Restart, RestartUnit, Start, StopHelpers
+from mpsctl.converge.unit_steps import Enable, Reload, ReloadSystemd, Restart, RestartUnit, Start
 from mpsctl.model.instance_file import parse_conf
 from mpsctl.observe.facts import ClientFacts, UnitFacts
 
 
 def every_class() -> list[type[Step]]:
-    modules = (file_steps, instance_steps, unit_steps)
+    modules = (file_steps, instance_steps, removal_steps, unit_steps)
     found = [one for module in modules for one in vars(module).values() if isinstance(one, type)]
     return sorted({one for one in found if issubclass(one, Step) and one is not Step}, key=lambda one: one.kind)
 

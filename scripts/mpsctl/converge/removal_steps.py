@@ -1,0 +1,106 @@
+"""Steps that only a removal takes."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Mapping, Optional, Sequence
+
+from mpsctl.converge.answer import Difference, state
+from mpsctl.converge.file_steps import text_of
+from mpsctl.converge.step import Context, Step
+
+
+@dataclass(eq=False, repr=False)
+class StopHelpers(Step):
+    """Stop the look each minute, and have it start at boot no more. ``link`` is what starts its timer."""
+
+    kind = "stop-helpers"
+    units: tuple[str, ...]
+    link: Path
+    needs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return f"stop and disable {', '.join(self.units)}"
+
+    def differences(self) -> list[Difference]:
+        return [state(unit, "as systemd has it", "stopped, not started at boot") for unit in self.units]
+
+    @classmethod
+    def act(cls, steps: Sequence[StopHelpers], context: Context) -> None:
+        for step in steps:
+            context.world.systemd.act("disable", [unit for unit in step.units if unit.endswith(".timer")])
+            context.world.systemd.act("stop", step.units)
+            # Whatever became of the command, no link stays behind without its file.
+            step.link.unlink(missing_ok=True)
+
+
+@dataclass(eq=False, repr=False)
+class RemoveFile(Step):
+    """Remove a file of ours."""
+
+    kind = "remove-file"
+    path: Path
+    needs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return f"remove {self.path}"
+
+    def differences(self) -> list[Difference]:
+        return [Difference(str(self.path), text_of(self.path) or "", None)]
+
+    @classmethod
+    def act(cls, steps: Sequence[RemoveFile], _: Context) -> None:
+        for step in steps:
+            step.path.unlink(missing_ok=True)
+
+
+@dataclass(eq=False, repr=False)
+class RemoveDirectory(Step):
+    """Remove a directory of ours with all that is in it, but for ``keeps``, which its user removes."""
+
+    kind = "remove-directory"
+    path: Path
+    needs: Mapping[str, str] = field(default_factory=dict)
+    keeps: Optional[Path] = None
+
+    @property
+    def text(self) -> str:
+        return f"remove {self.path}"
+
+    def differences(self) -> list[Difference]:
+        return [state(str(self.path), "present", "absent")]
+
+    @classmethod
+    def act(cls, steps: Sequence[RemoveDirectory], _: Context) -> None:
+        for step in steps:
+            if step.keeps is None:
+                shutil.rmtree(step.path, ignore_errors=True)
+                continue
+            for path in step.path.iterdir() if step.path.is_dir() else ():
+                if path != step.keeps:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@dataclass(eq=False, repr=False)
+class RemoveProgram(Step):
+    """Remove this program."""
+
+    kind = "remove-program"
+    path: Path
+    needs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return f"remove {self.path}"
+
+    def differences(self) -> list[Difference]:
+        return [state(str(self.path), "present", "absent")]
+
+    @classmethod
+    def act(cls, steps: Sequence[RemoveProgram], _: Context) -> None:
+        for step in steps:
+            step.path.unlink(missing_ok=True)
