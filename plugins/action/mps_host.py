@@ -160,7 +160,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             "steps": steps,
             "pending": answer.get("pending") or [],
             "waiting": waiting,
-            "instances": answer.get("instances") or {},
+            "instances": _in_short(answer.get("instances") or {}),
             "host": described,
             "package": wanted if to_install and isinstance(wanted, str) else None,
             "package_vars": packages.vars_file(described) if to_install else None,
@@ -177,3 +177,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             put_back = {"put_back": answer["put_back"]} if answer.get("put_back") is not None else {}
             return {"failed": True, "msg": problem, "changed": reading["changed"], "actions": actions, **put_back}
         return reading
+
+
+def _in_short(instances: dict[str, Any]) -> dict[str, Any]:
+    """Of each instance its word and what is not ok: a fleet's facts would fill the controller's memory."""
+    return {
+        name: {"word": one["word"], "checks": [check for check in one["checks"] if check["level"] != "ok"]}
+        for name, one in instances.items()
+    }

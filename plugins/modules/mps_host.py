@@ -105,7 +105,7 @@ waiting:
   type: list
   elements: str
 instances:
-  description: Each instance as read back from the host.
+  description: Each instance as read back from the host, with its word and the checks that are not ok.
   returned: success
   type: dict
 host:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,7 +31,7 @@ class InstallProgram(Step):
     def where_it_differs(cls, world: World, program: Optional[Path]) -> list[Step]:
         """The step, where the host has no program or another; ``program`` None: it runs from its sources."""
         place = world.places.program
-        return [cls(program, place)] if program is not None and _digest(program) != _digest(place) else []
+        return [cls(program, place)] if program is not None and not _same(program, place) else []
 
     @property
     def text(self) -> str:
@@ -49,8 +48,17 @@ class InstallProgram(Step):
         bytecode.keep(context.world.places)  # before anybody calls it
 
 
-def _digest(path: Path) -> Optional[str]:
+def _same(one: Path, other: Path) -> bool:
     """:raises NotAFile: if there is something else: what is not ours is not replaced."""
+    try:
+        return files.read_bytes(one, _MOST_PROGRAM_BYTES) == files.read_bytes(other, _MOST_PROGRAM_BYTES)
+    except TooLarge:
+        return False
+
+
+def _digest(path: Path) -> Optional[str]:
+    import hashlib  # a look has to be quick, and most of them find the same program
+
     try:
         content = files.read_bytes(path, _MOST_PROGRAM_BYTES)
     except TooLarge as error:

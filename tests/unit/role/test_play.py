@@ -151,6 +151,13 @@ def test_a_host_without_python_is_named_as_such(fleet: Fleet) -> None:
     assert "ansible_python_interpreter" in message
 
 
+def test_of_each_instance_its_word_and_what_is_not_ok_is_kept(fleet: Fleet) -> None:
+    checks = [{"name": "unit-active", "level": "ok"}, {"name": "drain", "level": "warning"}]
+    instances = {"0": {"word": "warning", "facts": {"name": "0"}, "checks": checks}}
+    fleet.add("a", {"answer": {"instances": instances}})
+    assert fleet.play().of(LOOK)["a"]["instances"] == {"0": {"word": "warning", "checks": checks[1:]}}
+
+
 DEFERRED = "mps : Say which clients are in the way of a restart"
 WAITING = {
     "instance": "0",
