@@ -188,6 +188,12 @@ def test_every_cause_that_the_program_names_is_in_the_catalogue() -> None:
     assert given <= set(CAUSES)
 
 
+def test_no_cause_of_the_catalogue_is_named_by_nobody() -> None:
+    program = Path(mpsctl.__file__).parent
+    sources = [path.read_text() for path in program.rglob("*.py") if path.parent.name != "catalogue"]
+    assert [name for name in CAUSES if not any(f'"{name}"' in text for text in sources)] == []
+
+
 @pytest.mark.parametrize("name", CAUSES)
 def test_a_cause_has_a_name_of_words_and_short_sentences(name: str) -> None:
     assert re.fullmatch(r"[a-z0-9]+(?:-[a-z0-9]+)*", name)

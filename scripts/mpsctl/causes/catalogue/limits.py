@@ -98,10 +98,6 @@ CAUSES: Mapping[str, Cause] = {
         "a thread percentage is a cap for each client, not a share: what the others leave idle is not lent out",
         "leave it out (mps_active_thread_percentage: null), unless one client must not crowd out the others",
     ),
-    "percentage-set-after-start": Cause(
-        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE is read when the daemon or the client starts: set later it does nothing",
-        "set mps_active_thread_percentage; the instance puts it in force by command and reads it back",
-    ),
     "utilization-is-no-share": Cause(
         "nvidia-smi's utilisation is the share of time in which any kernel ran, not how much of the GPU it used: it"
         " shows no limit of threads at work",
@@ -111,10 +107,6 @@ CAUSES: Mapping[str, Cause] = {
         "device properties and totals show the whole card under a limit; only `free` shrinks. So they do not tell"
         " whether a limit is in force",
         "`mpsctl status` has the limit from the server's own log; an allocation past it fails with error 2",
-    ),
-    "driver-too-old-for-limits": Cause(
-        "memory limits need CUDA 11.5 (driver 495); with an older driver a client under a limit hangs",
-        "update the driver, or set no memory limit",
     ),
     "misspelt-variable": Cause(
         "the variable is none that MPS knows, so it does nothing",
