@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import Callable, Mapping, Optional, Protocol, Sequence
 
@@ -69,6 +69,9 @@ class Systemd(Protocol):
         before the call is in the journal.
         """
 
+    def begin_journal_of_start(self, invocation: str, wanted: str) -> Callable[[], list[str]]:
+        """Ask as ``journal_of_start`` does and wait for nothing: what is returned waits for the answer."""
+
     def journal_of_boot(self, wanted: str) -> Optional[list[str]]:
         """The lines of systemd itself since boot that match ``wanted``; None where the journal may not be read."""
 
@@ -107,28 +110,14 @@ class Systemctl:
         if not units:
             return dict
         command = ["systemctl", "show", "--no-pager", f"--property={','.join(_PROPERTIES)}", *units]
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-            )
-        except FileNotFoundError:
-            return partial(_raise, NotReady(f"{command[0]} is not on this host; mpsctl needs systemd 249 or newer"))
+        begun = _begin(command, _TIMEOUT_S)
 
         def answer() -> dict[str, Mapping[str, str]]:
-            try:
-                out, err = process.communicate(timeout=_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise NotReady(f"`systemctl show` did not end within {_TIMEOUT_S} s") from None
-            if process.returncode:
-                raise NotReady(f"systemctl show failed: {_one_line(err)}")
+            done = begun()
+            if done.returncode:
+                raise NotReady(f"systemctl show failed: {_one_line(done.stderr)}")
             found: dict[str, Mapping[str, str]] = {}
-            for unit, block in zip(units, out.strip("\n").split("\n\n")):
+            for unit, block in zip(units, done.stdout.strip("\n").split("\n\n")):
                 found[unit] = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
             return found
 
@@ -187,23 +176,54 @@ class Systemctl:
     def journal_of_start(self, invocation: str, wanted: str, settled: bool = False) -> list[str]:
         if settled:
             self._run("journalctl", "--sync", timeout_s=_JOURNAL_TIMEOUT_S)
+        return self.begin_journal_of_start(invocation, wanted)()
+
+    def begin_journal_of_start(self, invocation: str, wanted: str) -> Callable[[], list[str]]:
         return self._matching(wanted, f"_SYSTEMD_INVOCATION_ID={invocation}")
 
     def journal_of_boot(self, wanted: str) -> Optional[list[str]]:
         # Who may not read the system's journal is shown an empty one.
-        return self._matching(wanted, "-b", "_PID=1") or ([] if os.geteuid() == 0 else None)
+        return self._matching(wanted, "-b", "_PID=1")() or ([] if os.geteuid() == 0 else None)
 
-    def _matching(self, wanted: str, *selected: str) -> list[str]:
+    def _matching(self, wanted: str, *selected: str) -> Callable[[], list[str]]:
         command = ["journalctl", "--no-pager", "--quiet", "-o", "cat", *selected]
-        done = self._run(*command, "--grep", wanted, timeout_s=_JOURNAL_TIMEOUT_S)
-        if done.returncode and re.search("pattern matching|pcre|unrecognized option", done.stderr, re.IGNORECASE):
-            # Built without it; no match at all ends with 1 as well, and says nothing.
-            done = self._run(*command, timeout_s=_JOURNAL_TIMEOUT_S)
-        return [line for line in done.stdout.splitlines() if re.search(wanted, line)]
+        begun = _begin([*command, "--grep", wanted], _JOURNAL_TIMEOUT_S)
+
+        def answer() -> list[str]:
+            done = begun()
+            if done.returncode and re.search("pattern matching|pcre|unrecognized option", done.stderr, re.IGNORECASE):
+                # Built without it; no match at all ends with 1 as well, and says nothing.
+                done = self._run(*command, timeout_s=_JOURNAL_TIMEOUT_S)
+            return [line for line in done.stdout.splitlines() if re.search(wanted, line)]
+
+        return answer
 
 
-def _raise(error: NotReady) -> dict[str, Mapping[str, str]]:
-    raise error
+def _begin(command: Sequence[str], timeout_s: float) -> Callable[[], subprocess.CompletedProcess[str]]:
+    """Start a command; what is returned waits for its end.
+
+    :raises NotReady: (what is returned) if it is not there, or does not end within ``timeout_s`` seconds.
+    """
+    absent = NotReady(f"{command[0]} is not on this host; mpsctl needs systemd 249 or newer")
+    pipe = subprocess.PIPE
+    process: Optional[subprocess.Popen[str]] = None
+    with suppress(FileNotFoundError):
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace"
+        )
+
+    def answer() -> subprocess.CompletedProcess[str]:
+        if process is None:
+            raise absent
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            said = foreign.shown(" ".join(command))
+            raise NotReady(f"`{said}` did not end within {timeout_s:g} s") from None
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+    return answer
 
 
 def ensure(problem: Optional[str], what: str) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Callable, Iterable, Iterator, Mapping, Optional, Sequence
 
-from mpsctl.adapters import files, hardware, managers
+from mpsctl.adapters import files, hardware
 from mpsctl.adapters.background import Background
 from mpsctl.adapters.bounded import Call
 from mpsctl.model.daemon_environment import DEFAULT_PIPE_DIRECTORY
@@ -188,6 +188,8 @@ def _default_directories(world: World) -> Iterator[LeftBehind]:
 
 def _look_deep(world: World) -> tuple[Optional[Managers], Optional[list[str]]]:
     """What takes long to look at; what cannot be looked at is None."""
+    from mpsctl.adapters import managers
+
     root, others, boot = world.places.root, None, None
     with suppress(Exception):
         paths = managers.units(root)

@@ -6,11 +6,10 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import Callable, Optional, Sequence
 
 from mpsctl.adapters import control_daemon as control
 from mpsctl.adapters import hardware, pipe, procfs
-from mpsctl.adapters.background import Background
 from mpsctl.adapters.daemon_log import DaemonLog
 from mpsctl.model import daemon_environment
 from mpsctl.model.errors import BadValue, MpsctlError
@@ -41,14 +40,14 @@ class Surroundings:
     processes: MpsProcesses
 
 
-Journal = Background[DaemonLog]
+Journal = Callable[[], DaemonLog]
 
 
 def begin_journal(world: World, unit: UnitFacts) -> Optional[Journal]:
     """Read what the journal has of a unit's present start, beside whatever else is done; None where nothing runs."""
     if not unit.invocation or not unit.main_pid:
         return None
-    return Background(lambda: server_log.read(world, unit.invocation))
+    return server_log.begin(world, unit.invocation)
 
 
 def look(
@@ -153,7 +152,7 @@ def _read_journal(found: InstanceFacts, journal: Optional[Journal]) -> None:
     if journal is None:
         return
     try:
-        found.log = journal.result()
+        found.log = journal()
     except (MpsctlError, OSError) as error:
         found.log_unread = Unread("journal", NO_ANSWER, str(error))
         return

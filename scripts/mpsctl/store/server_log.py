@@ -1,11 +1,8 @@
-"""What a running server says of itself in the journal: the one exact source for its memory limits.
-
-The journal is read only where a server runs: a host without clients does not pay for it.
-"""
+"""What a running server says of itself in the journal: the one exact source for its memory limits."""
 
 from __future__ import annotations
 
-from typing import Optional, Sequence
+from typing import Callable, Optional, Sequence
 
 from mpsctl.adapters import daemon_log
 from mpsctl.adapters.daemon_log import DaemonLog, ServerLog
@@ -21,6 +18,12 @@ def read(world: World, invocation: str, settled: bool = False) -> DaemonLog:
     ``settled`` waits for lines that are still on their way.
     """
     return daemon_log.read(world.systemd.journal_of_start(invocation, daemon_log.WANTED, settled) if invocation else [])
+
+
+def begin(world: World, invocation: str) -> Callable[[], DaemonLog]:
+    """Begin to read what the journal has so far; what is returned waits for it."""
+    begun = world.systemd.begin_journal_of_start(invocation, daemon_log.WANTED)
+    return lambda: daemon_log.read(begun())
 
 
 def of_unit(world: World, unit: str) -> DaemonLog:

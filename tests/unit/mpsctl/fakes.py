@@ -463,6 +463,9 @@ class FakeSystemd:
         lines = [line for line in self.journals.get(invocation, []) if re.search(wanted, line)]
         return lines[: len(lines) - self.late] if self.late and not settled else lines
 
+    def begin_journal_of_start(self, invocation: str, wanted: str) -> Callable[[], list[str]]:
+        return lambda: self.journal_of_start(invocation, wanted)
+
     def journal_of_boot(self, wanted: str) -> Optional[list[str]]:
         return None if self.boot is None else [line for line in self.boot if re.search(wanted, line)]
 
