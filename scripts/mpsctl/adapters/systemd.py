@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -69,8 +70,13 @@ class Systemd(Protocol):
         before the call is in the journal.
         """
 
-    def begin_journal_of_start(self, invocation: str, wanted: str) -> Callable[[], list[str]]:
-        """Ask as ``journal_of_start`` does and wait for nothing: what is returned waits for the answer."""
+    def begin_journal_of_start(
+        self, invocation: str, wanted: str, last_s: Optional[float] = None
+    ) -> Callable[[], list[str]]:
+        """Ask as ``journal_of_start`` does and wait for nothing: what is returned waits for the answer.
+
+        ``last_s`` are the last seconds of which lines are wanted, None for all.
+        """
 
     def journal_of_boot(self, wanted: str) -> Optional[list[str]]:
         """The lines of systemd itself since boot that match ``wanted``; None where the journal may not be read."""
@@ -178,8 +184,11 @@ class Systemctl:
             self._run("journalctl", "--sync", timeout_s=_JOURNAL_TIMEOUT_S)
         return self.begin_journal_of_start(invocation, wanted)()
 
-    def begin_journal_of_start(self, invocation: str, wanted: str) -> Callable[[], list[str]]:
-        return self._matching(wanted, f"_SYSTEMD_INVOCATION_ID={invocation}")
+    def begin_journal_of_start(
+        self, invocation: str, wanted: str, last_s: Optional[float] = None
+    ) -> Callable[[], list[str]]:
+        since = [] if last_s is None else [f"--since=-{math.ceil(last_s)}s"]
+        return self._matching(wanted, *since, f"_SYSTEMD_INVOCATION_ID={invocation}")
 
     def journal_of_boot(self, wanted: str) -> Optional[list[str]]:
         # Who may not read the system's journal is shown an empty one.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpsctl.checks import words
 from mpsctl.checks.gpu_checks import untold
-from mpsctl.checks.judgement import Finding, View, failed, judgement, passed, some, unknown, warned
+from mpsctl.checks.judgement import VERIFY_ONLY, Finding, View, failed, judgement, passed, some, unknown, warned
 from mpsctl.checks.unit_checks import no_daemon
 from mpsctl.model.finding import Reason
 from mpsctl.model.foreign import shown
@@ -14,7 +14,7 @@ SPARE_MIB = 16
 """A client this near its limit has used it up: NVML counts in whole MiB, and an allocation takes 2 MiB at least."""
 
 
-@judgement()
+@judgement(verbs=VERIFY_ONLY)
 def client_pids(view: View) -> Finding:
     """The daemon knows its clients by this host's process ids (B34: pid 0 where no pid namespace is shared)."""
     one = view.one

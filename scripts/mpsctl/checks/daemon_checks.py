@@ -206,16 +206,16 @@ def pipe_directory_access(view: View) -> Finding:
             "a user of this host",
             "set mps_server_user",
         )
+    if one.restricted_as_desired is False:  # first: a reload mends it, whatever else is closed
+        wanted = f"the group {shown(one.desired.group)}" if one.desired.group else "everyone"
+        line = f"who may connect is not in the desired state ({wanted}): {_served(one) or one.public}"
+        return failed(line, wanted, reload(one), mends=RELOAD)
     if one.access is not None:
         reason = words.obstacle(one.access)
         if one.access.kind == process_facts.CANNOT_LOOK:
             return unknown(reason.line, remedy=as_root(view))
         reasons = [reason] if reason.cause else []
         return failed(reason.line, f"open to {one.connects_as}", reason.remedy, reasons=reasons)
-    if one.restricted_as_desired is False:
-        wanted = f"the group {shown(one.desired.group)}" if one.desired.group else "everyone"
-        line = f"who may connect is not in the desired state ({wanted}): {_served(one) or one.public}"
-        return failed(line, wanted, reload(one), mends=RELOAD)
     if not one.pid:
         return unknown(no_daemon(view))
     return passed(f"{one.connects_as} may enter {one.public}")
@@ -238,7 +238,7 @@ def limits_guarded(view: View) -> Finding:
     )
 
 
-@judgement()
+@judgement(verbs=VERIFY_ONLY)
 def daemon_version(view: View) -> Finding:
     """The daemon's binary is of the driver's release: a mix of both is nobody's (daemons up to 555 do not tell)."""
     one = view.one

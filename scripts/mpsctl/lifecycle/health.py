@@ -22,7 +22,7 @@ from mpsctl.observe import facts
 from mpsctl.observe.asked import Asked
 from mpsctl.observe.facts import ClientFacts, InstanceFacts, ServerFacts
 from mpsctl.observe.host import look
-from mpsctl.store import limit_bypasses, unresponsive
+from mpsctl.store import limit_bypasses, record, unresponsive
 from mpsctl.store.limit_bypasses import LimitBypass
 from mpsctl.store.world import World
 
@@ -78,11 +78,20 @@ def health(world: World, begun: Optional[Asked] = None) -> Health:
     for name, found in host.instances.items():
         if found.desired is None or not found.pid:
             continue
+        _forget_what_is_disproved(world, found)
         actions = _look_after_limit_bypasses(world, found.desired, found)
         actions += _look_after_daemon(world, found.desired, found)
         if actions:
             done.actions[name] = actions
     return done
+
+
+def _forget_what_is_disproved(world: World, found: InstanceFacts) -> None:
+    """A default that the daemon's log says was set by hand takes our record's word away: later looks read less of it."""
+    known = record.read(world, found.name, found.pid)
+    said = [value.desired for value in found.values if value.desired.said_bytes is not None]
+    if known is not None and known.limits_mib and any(one.said_bytes != one.desired_bytes for one in said):
+        record.write(world, found.name, replace(known, limits_mib=()))
 
 
 def _look_after_daemon(world: World, desired: Instance, found: InstanceFacts) -> list[Action]:

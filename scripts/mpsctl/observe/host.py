@@ -141,8 +141,6 @@ def look(
     _look_at_units(world, found, begun)
     known = sorted([*every, *refused], key=configuration.natural)
     wanted = [*given, *(name for name in (known if names is None else names) if name not in given)]
-    # Each looks for itself where it has a process of its own.
-    journals = {} if isolated else {name: instance.begin_journal(world, found.unit(world, name)) for name in wanted}
     with suppress(MpsctlError, OSError):
         text = files.read_text(world.places.units / "mps-control@.service") or ""
         found.ours_installed = text.startswith(FINGERPRINT)
@@ -157,10 +155,13 @@ def look(
             found.managers, found.boot = beside.answer()
     with suppress(OSError):
         found.saved_modes = saved_compute_modes.all_recorded(world)
-    looks = _looks(world, found, list(dict.fromkeys(wanted)), isolated)
+    around = Surroundings(found.gpus, found.processes, whole_journal=deep)
+    looks = _looks(world, found, list(dict.fromkeys(wanted)), isolated, around)
     if isolated:
         _look_isolated(found, looks, instance_timeout_s)
     else:
+        units_of = {name: found.unit(world, name) for name in looks}
+        journals = {name: instance.begin_journal(world, unit, around) for name, unit in units_of.items()}
         _look_together(found, looks, journals)
     found.instances = {name: found.instances[name] for name in wanted}
     return found
@@ -216,9 +217,10 @@ def _look_at_units(world: World, found: HostFacts, begun: Optional[Asked]) -> No
     found.timer = shown[HEALTH_TIMER]
 
 
-def _looks(world: World, found: HostFacts, names: Sequence[str], isolated: bool) -> dict[str, Look]:
+def _looks(
+    world: World, found: HostFacts, names: Sequence[str], isolated: bool, around: Surroundings
+) -> dict[str, Look]:
     """How each instance is looked at; those whose file is refused are done."""
-    around = Surroundings(found.gpus, found.processes)
     looks: dict[str, Look] = {}
     for name in names:
         unit = found.unit(world, name)

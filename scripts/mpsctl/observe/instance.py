@@ -38,23 +38,43 @@ class Surroundings:
 
     gpus: GpuFacts
     processes: MpsProcesses
+    whole_journal: bool = True
+    """whether all lines of a unit's start are read, and not only those of late and of the servers that live"""
+
+
+_LATE_S, _SPARE_S = 3600, 60
+"""How far a look goes back in the journal. Each look of the health timer leaves some 15 lines an instance there, and a
+start may be months old."""
 
 
 Journal = Callable[[], DaemonLog]
 
 
-def begin_journal(world: World, unit: UnitFacts) -> Optional[Journal]:
+def begin_journal(world: World, unit: UnitFacts, around: Surroundings) -> Optional[Journal]:
     """Read what the journal has of a unit's present start, beside whatever else is done; None where nothing runs."""
     if not unit.invocation or not unit.main_pid:
         return None
-    return server_log.begin(world, unit.invocation)
+    return server_log.begin(world, unit.invocation, _last_s(world, unit, around))
+
+
+def _last_s(world: World, unit: UnitFacts, around: Surroundings) -> Optional[float]:
+    """The last hour, or as long as the oldest server of the unit's daemon lives; None where that is not known.
+
+    Others than root are shown no line where they may read none: to tell that from silence all are read.
+    """
+    if around.whole_journal or around.processes.unread or os.geteuid() != 0:
+        return None
+    servers = [server.pid for server in around.processes.servers if server.daemon == unit.main_pid]
+    ages_s = [procfs.age_s(procfs.started_at(pid), world.now_s()) for pid in servers]
+    known_s = [age_s for age_s in ages_s if age_s is not None]
+    return max([_LATE_S, *known_s]) + _SPARE_S if len(known_s) == len(servers) else None
 
 
 def look(
     world: World, desired: Instance, unit: UnitFacts, around: Surroundings, journal: Optional[Journal] = None
 ) -> InstanceFacts:
     """The facts of an instance whose desired state is given, whether or not it is what its file says."""
-    journal = journal or begin_journal(world, unit)
+    journal = journal or begin_journal(world, unit, around)
     found = InstanceFacts(desired.name, unit, desired)
     found.drain = drains.read(world, desired.name)
     found.short_lives = record.short_lives(world, desired.name) or 0

@@ -20,9 +20,12 @@ def read(world: World, invocation: str, settled: bool = False) -> DaemonLog:
     return daemon_log.read(world.systemd.journal_of_start(invocation, daemon_log.WANTED, settled) if invocation else [])
 
 
-def begin(world: World, invocation: str) -> Callable[[], DaemonLog]:
-    """Begin to read what the journal has so far; what is returned waits for it."""
-    begun = world.systemd.begin_journal_of_start(invocation, daemon_log.WANTED)
+def begin(world: World, invocation: str, last_s: Optional[float] = None) -> Callable[[], DaemonLog]:
+    """Begin to read what the journal has so far; what is returned waits for it.
+
+    ``last_s`` are the last seconds that are read, None for the whole start.
+    """
+    begun = world.systemd.begin_journal_of_start(invocation, daemon_log.WANTED, last_s)
     return lambda: daemon_log.read(begun())
 
 

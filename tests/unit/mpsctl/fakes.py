@@ -393,6 +393,7 @@ class FakeSystemd:
         self.kernel: list[str] = []
         self.late = 0
         self.journal_reads = 0
+        self.read_back_s: list[Optional[float]] = []
         self.shows = 0
         self.sessions: dict[str, str] = {}
         self.carry_out: Callable[[str, str], Optional[str]] = lambda verb, unit: None
@@ -463,7 +464,10 @@ class FakeSystemd:
         lines = [line for line in self.journals.get(invocation, []) if re.search(wanted, line)]
         return lines[: len(lines) - self.late] if self.late and not settled else lines
 
-    def begin_journal_of_start(self, invocation: str, wanted: str) -> Callable[[], list[str]]:
+    def begin_journal_of_start(
+        self, invocation: str, wanted: str, last_s: Optional[float] = None
+    ) -> Callable[[], list[str]]:
+        self.read_back_s.append(last_s)
         return lambda: self.journal_of_start(invocation, wanted)
 
     def journal_of_boot(self, wanted: str) -> Optional[list[str]]:

@@ -75,6 +75,7 @@ def test_another_choice_is_taken_by_a_reload_and_shown_before(host: Host) -> Non
     assert door(host) == (0o710, GID)
     assert judge(host, "0", verb=STATUS).facts.instances["0"].restricted_as_desired
     host.desired()
+    assert judge(host, "0", verb=STATUS).mends("0") & {RELOAD, RESTART} == {RELOAD}, "what a run of the role goes by"
     assert apply.apply(host.world, "0", daemon.pid) == ["who may connect: everyone"]
     assert door(host)[0] == 0o711
 
