@@ -23,7 +23,7 @@ demo: setup ## set everything up, boot a small fleet with simulated GPUs, put MP
 
 .PHONY: test
 test: setup lint unit ## everything that must hold: style, units, contracts, real systemd hosts
-	@$(MAKE) -j2 controllers molecule
+	@$(MAKE) -j3 controllers molecule sentences
 
 .PHONY: setup
 setup: $(VENV)/.complete ## install what the rest needs (apt packages, a Python environment in .venv)
@@ -43,6 +43,10 @@ lint: setup ## ruff, mypy --strict, yamllint, ansible-lint (production profile)
 unit: setup lab-parts ## unit tests, and contract tests against NVIDIA's control daemons 535, 550 and 555
 	pytest -q -n 2 tests/unit
 	pytest -q tests/contract
+
+.PHONY: sentences
+sentences: setup ## no code reads a sentence: all unit tests but those of wording, with every sentence replaced by an id
+	CI=true MPSCTL_MESSAGES=ids pytest -q tests/unit/mpsctl
 
 .PHONY: controllers
 controllers: setup lab-parts ## whole lab hosts: the oldest and the newest Ansible; a rollout that stops; runs that are killed; a real GPU's stand-in

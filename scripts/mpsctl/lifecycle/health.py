@@ -87,7 +87,7 @@ def health(world: World, begun: Optional[Asked] = None) -> Health:
 
 
 def _forget_what_is_disproved(world: World, found: InstanceFacts) -> None:
-    """A default that the daemon's log says was set by hand takes our record's word away: later looks read less of it."""
+    """A default that was set by hand, as the daemon's log says, ends what our record proves: later looks read less."""
     known = record.read(world, found.name, found.pid)
     said = [value.desired for value in found.values if value.desired.said_bytes is not None]
     if known is not None and known.limits_mib and any(one.said_bytes != one.desired_bytes for one in said):

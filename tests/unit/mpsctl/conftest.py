@@ -26,6 +26,12 @@ from shell import Shell
 _REPLACED = re.compile(r"<[A-Za-z][A-Za-z_.-]*>")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests that are marked as such are of wording as well."""
+    if messages.AS_IDS and item.get_closest_marker("wording"):
+        pytest.skip("of wording")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]

@@ -54,6 +54,7 @@ def test_status_shows_each_server_and_client_with_its_limit(mpsctl: Shell, runni
     assert "; LIMIT BYPASSED: CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=1G: " in second
 
 
+@pytest.mark.wording
 def test_status_says_what_is_amiss_and_what_to_do(mpsctl: Shell, running: Host) -> None:
     running.running().start_server(9001).state = "FAULT"
     assert mpsctl("status", "0") == 1
@@ -64,6 +65,7 @@ def test_status_says_what_is_amiss_and_what_to_do(mpsctl: Shell, running: Host) 
     assert lines[at + 2].startswith("      do: end the clients")
 
 
+@pytest.mark.wording
 def test_what_is_not_known_for_one_reason_is_one_line(mpsctl: Shell, running: Host) -> None:
     running.processes[running.running().pid].state = "T"
     mpsctl("status")

@@ -118,6 +118,7 @@ def test_a_closed_door(live: Host) -> None:
     only(live, "front-door", CRITICAL)
 
 
+@pytest.mark.wording
 def test_a_daemon_that_does_not_answer(live: Host) -> None:
     live.running().not_served, live.running().holders = True, (4711,)
     found = judge(live)
@@ -129,6 +130,7 @@ def test_a_daemon_that_does_not_answer(live: Host) -> None:
     assert (check.facts["holders"], "4711" in check.remedy) == ([4711], True)
 
 
+@pytest.mark.wording
 def test_a_stopped_daemon_is_told_by_its_state_and_never_asked(live: Host) -> None:
     daemon = live.running()
     live.processes[daemon.pid].state = "T"
@@ -201,6 +203,7 @@ def test_an_ancestor_that_is_open_to_the_server_user_is_enough(host: Host) -> No
     assert "pipe-directory-access" not in amiss(judge(host))
 
 
+@pytest.mark.wording
 def test_a_server_user_that_this_host_does_not_have(live: Host) -> None:
     live.desired(ServerUser="nobody-has-this-name", ComputeMode="exclusive_process")
     found = next(one for one in judge(live).instances["0"] if one.name == "pipe-directory-access")

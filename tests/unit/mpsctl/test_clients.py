@@ -387,6 +387,7 @@ def test_an_old_client_is_held_against_its_own_limit(host: Host, daemon: FakeDae
     assert of_pid(look(host), pid).older != ()
 
 
+@pytest.mark.wording
 def test_memory_without_a_known_limit_is_not_judged(host: Host, daemon: FakeDaemon) -> None:
     pid = join(host, daemon)
     hold(host, pid, 30_000)
@@ -407,6 +408,7 @@ def test_an_nvml_that_does_not_tell_is_no_limit_bypass(host: Host, daemon: FakeD
     assert (client.memory_mib, client.bypass, client.over) == ([None], None, ())
 
 
+@pytest.mark.wording
 def test_an_environment_that_cannot_be_read_cannot_be_told(host: Host, daemon: FakeDaemon) -> None:
     pid = join(host, daemon, "1G")
     host.processes[pid].environment = None

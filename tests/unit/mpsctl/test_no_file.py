@@ -249,6 +249,7 @@ def live(host: Host) -> Host:
     ("verb", "usual"),
     [("status", 1), ("verify", None), ("health", 1), ("clients", 0), ("gpus", 0), ("doctor", None)],
 )
+@pytest.mark.wording
 def test_one_instance_s_fault_is_that_instance_s(
     mpsctl: Shell, live: Host, verb: str, usual: Optional[int], plant: Planted
 ) -> None:

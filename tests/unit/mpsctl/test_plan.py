@@ -112,6 +112,7 @@ def test_large_or_synchronous_jobs_are_advised_against_with_the_reason(host: Hos
 
 @pytest.mark.parametrize("card", [H200, T4, Card("NVIDIA A30 MIG 1g.6gb", 5_952, "580.159.04", mig=True)])
 @pytest.mark.parametrize("share", ["50%", "49.9%"])
+@pytest.mark.wording
 def test_two_that_miss_by_little_are_refused_with_a_limit_and_not_advised_against_mps(
     host: Host, card: Card, share: str
 ) -> None:
