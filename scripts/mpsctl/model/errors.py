@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Mapping, Optional
 
 from mpsctl.model import messages
 
@@ -14,6 +14,17 @@ class MpsctlError(Exception):
 
     def __str__(self) -> str:
         return messages.said(type(self).__name__, super().__str__())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """An error goes from one process to another whole, whatever its class is made of."""
+        return _as_it_was, (type(self), self.args, self.__dict__)
+
+
+def _as_it_was(kind: type[MpsctlError], arguments: tuple[object, ...], fields: Mapping[str, object]) -> MpsctlError:
+    error = kind.__new__(kind, *arguments)
+    error.args = arguments
+    error.__dict__.update(fields)
+    return error
 
 
 class BadValue(MpsctlError):
@@ -33,10 +44,6 @@ class BadValue(MpsctlError):
         )
         self.key, self.variable = key, variable
         super().__init__(f"found {found}, expected {expected}; {remedy}")
-
-    def __reduce__(self) -> tuple[type[BadValue], tuple[Optional[str], ...]]:
-        """A refusal goes from one process to another whole."""
-        return type(self), (self.found, self.expected, self.remedy, self.key, self.variable)
 
     def named(self, key: str, variable: Optional[str]) -> BadValue:
         """The same refusal, with the names under which the value was given."""
