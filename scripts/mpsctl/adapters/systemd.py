@@ -235,6 +235,13 @@ def _begin(command: Sequence[str], timeout_s: float) -> Callable[[], subprocess.
     return answer
 
 
+def enabled_instances(units: Path) -> list[str]:
+    """The instances that start at boot, by the links in the directory of units, whether or not they have a file."""
+    wanted = units / "multi-user.target.wants"
+    links = sorted(wanted.glob("mps-control@?*.service")) if wanted.is_dir() else []
+    return [link.name.removeprefix("mps-control@").removesuffix(".service") for link in links]
+
+
 def ensure(problem: Optional[str], what: str) -> None:
     """:raises NotInForce: if ``problem`` says that ``what`` did not work."""
     if problem:

@@ -40,6 +40,23 @@ def instances_configured(view: View) -> Finding:
 
 
 @judgement(of_host=True)
+def instances_have_files(view: View) -> Finding:
+    """No unit of an instance starts at boot whose file is gone: its start would be refused."""
+    lost = view.host.without_file
+    if not lost:
+        return passed("each that starts at boot has one")
+    lines = [f"mps-control@{shown(name)}.service starts at boot, and it has no file" for name in lost]
+    unit = pasted(f"mps-control@{lost[0]}.service")
+    return failed(
+        some(lines),
+        f"a file in {view.host.configuration} for each",
+        f"site.yml writes it; an instance that is not wanted: systemctl disable --now {unit}",
+        *lines,
+        facts={"instances": lost},
+    )
+
+
+@judgement(of_host=True)
 def health_timer(view: View) -> Finding:
     """The timer of the look each minute is enabled and runs, where this project's units are installed."""
     timer = view.host.timer
@@ -214,6 +231,7 @@ def boot_order(view: View) -> Finding:
 JUDGEMENTS = (
     gpus_answer,
     instances_configured,
+    instances_have_files,
     health_timer,
     other_managers,
     foreign_daemons,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, Mapping, Optional, Sequence
 
-from mpsctl.adapters import hardware
+from mpsctl.adapters import hardware, systemd
 from mpsctl.checks import words
 from mpsctl.converge import consent, host_lock, ours, walk
 from mpsctl.converge.answer import Answer
@@ -90,21 +90,14 @@ def _look(world: World) -> _Found:
     places = world.places
     every = configuration.names(world)
     mine = [name for name in every if ours.is_ours(places.conf(name))]
-    host = observed.look(world, [*mine, *_enabled_without_a_file(places.units, every)])
+    without_file = [name for name in systemd.enabled_instances(places.units) if name not in every]
+    host = observed.look(world, [*mine, *without_file])
     if host.systemd_unread is not None:
         raise NotReady(host.systemd_unread.words)
     units = [places.units / name for name in (ours.UNIT, *_HELPERS)]
     foreign = [path for path in units if path.exists() and not ours.is_ours(path)]
     foreign += [places.conf(name) for name in every if name not in mine]
     return _Found(world, host, tuple(path for path in units if ours.is_ours(path)), tuple(foreign))
-
-
-def _enabled_without_a_file(units: Path, names: Sequence[str]) -> list[str]:
-    """Instances that would start at boot though their file is gone."""
-    wanted = units / "multi-user.target.wants"
-    links = sorted(wanted.glob("mps-control@?*.service")) if wanted.is_dir() else []
-    enabled = [link.name.removeprefix("mps-control@").removesuffix(".service") for link in links]
-    return [name for name in enabled if name not in names]
 
 
 def _modes_would_be_lost(found: _Found) -> Optional[str]:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Callable, Iterable, Iterator, Mapping, Optional, Sequence
 
-from mpsctl.adapters import files, hardware
+from mpsctl.adapters import files, hardware, systemd
 from mpsctl.adapters.background import Background
 from mpsctl.adapters.bounded import Call
 from mpsctl.model.daemon_environment import DEFAULT_PIPE_DIRECTORY
@@ -78,6 +78,8 @@ class HostFacts:
     saved_modes: dict[str, str] = field(default_factory=dict)
     timer: Optional[UnitFacts] = None
     ours_installed: bool = False
+    without_file: list[str] = field(default_factory=list)
+    """instances that start at boot and have no file"""
     nvidia_on_bus: bool = True
     simulated: bool = False
     is_root: bool = True
@@ -149,6 +151,9 @@ def look(
     found.nvidia_on_bus = hardware.nvidia_on_bus() if found.gpus.unread or not found.gpus.gpus else True
     found.simulated, found.is_root = hardware.simulated(), os.geteuid() == 0
     found.now_s, found.wall_s, found.configuration = world.now_s(), world.wall_s(), world.places.configuration
+    with suppress(OSError):
+        enabled = systemd.enabled_instances(world.places.units)
+        found.without_file = [name for name in enabled if name not in (*every, *refused)]
     found.default_directories = list(_default_directories(world))
     if beside is not None:
         with suppress(NotReady):

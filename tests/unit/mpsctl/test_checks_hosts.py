@@ -337,6 +337,15 @@ def test_a_unit_that_nobody_starts_is_a_note(live: Host) -> None:
     assert len(managers.evidence) == 1
 
 
+def test_an_instance_that_starts_at_boot_without_its_file(live: Host) -> None:
+    wants = live.places.units / "multi-user.target.wants"
+    wants.mkdir(parents=True)
+    for name in ("0", "7"):
+        (wants / f"mps-control@{name}.service").symlink_to("../mps-control@.service")
+    check = only(live, "instances-have-files", CRITICAL)
+    assert check.facts["instances"] == ["7"]
+
+
 # -- several instances, and the probe client
 
 
