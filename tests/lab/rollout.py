@@ -152,7 +152,8 @@ def prove_a_rollout_that_stops(rollout: Rollout, number: int, first_untouched: i
     rest = [found for ordinal, found in enumerate(after, 1) if ordinal < first_untouched and ordinal != number]
     assert [found.limits for found in rest] == [(AFTER,) * GPUS] * len(rest)
     (line,) = done.failures()
-    assert "memory limit of device 0 (default): the daemon shows 4G, desired 6144 MiB" in line, done.output
+    log = "its log says 4096 MiB (0x100000000 bytes)"
+    assert f"memory limit of device 0 (default): the daemon shows 4G, {log}, desired 6144 MiB" in line, done.output
     assert "; the former limits are in force again; not begun and untouched: " in line
     rollout.hosts[number - 1].run("mpsctl status")  # nothing is critical, by the files that are back
     return line
