@@ -38,11 +38,11 @@ class Drain(Step):
     end_clients: bool
 
     @property
-    def instance(self) -> str:  # type: ignore[override]
+    def instance(self) -> str:  # type: ignore[override]  # mypy: an attribute of Step, here derived
         return self.desired.name
 
     @property
-    def ends_clients(self) -> bool:  # type: ignore[override]
+    def ends_clients(self) -> bool:  # type: ignore[override]  # mypy: an attribute of Step, here derived
         return self.end_clients
 
     @property
@@ -117,7 +117,7 @@ class StopAndRemoveInstance(Step):
     frees: tuple[str, ...] = ()
 
     @property
-    def instance(self) -> str:  # type: ignore[override]
+    def instance(self) -> str:  # type: ignore[override]  # mypy: an attribute of Step, here derived
         return self.name
 
     @property

@@ -86,21 +86,10 @@ class RemoveDirectory(Step):
 
 
 @dataclass(eq=False, repr=False)
-class RemoveProgram(Step):
-    """Remove this program."""
+class RemoveProgram(RemoveFile):
+    """Remove this program, whose content is no difference to print."""
 
     kind = "remove-program"
-    path: Path
-    needs: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def text(self) -> str:
-        return f"remove {self.path}"
 
     def differences(self) -> list[Difference]:
         return [state(str(self.path), "present", "absent")]
-
-    @classmethod
-    def act(cls, steps: Sequence[RemoveProgram], _: Context) -> None:
-        for step in steps:
-            step.path.unlink(missing_ok=True)

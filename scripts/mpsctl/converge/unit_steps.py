@@ -146,7 +146,7 @@ class Restart(Step):
     blocked: Optional[str] = None
 
     @property
-    def instance(self) -> str:  # type: ignore[override]
+    def instance(self) -> str:  # type: ignore[override]  # mypy: an attribute of Step, here derived
         return self.desired.name
 
     @property
