@@ -9,9 +9,8 @@ from mpsctl.model.client_variable import Bypass
 from mpsctl.model.daemon_environment import PIPE_DIRECTORY, VISIBLE_DEVICES
 from mpsctl.model.finding import Reason
 from mpsctl.model.foreign import pasted, shown
-from mpsctl.observe import leftovers, process_facts
+from mpsctl.observe import process_facts
 from mpsctl.observe.facts import ABSENT, NO_RIGHT, NOT_TOLD, ClientFacts, DaemonProcess, OverLimit, Unread
-from mpsctl.observe.leftovers import Why
 from mpsctl.observe.process_facts import GpuProcess, Obstacle
 
 SIMULATED = "simulated GPUs: a lab stands in for NVML, the PCI bus and the driver; the control daemon is real"
@@ -121,26 +120,6 @@ def older(one: ClientFacts) -> Optional[str]:
         )
         or None
     )
-
-
-def left_over(one: Why) -> str:
-    """Why a process is taken for left over."""
-    of = shown(one.of)
-    sentences = {
-        leftovers.GONE: "its process is gone and the GPU is still in its name",
-        leftovers.ZOMBIE: (
-            f"it has ended (zombie) and its parent, pid {one.parent} ({shown(one.parent_command)}), has not taken note"
-        ),
-        leftovers.HANGS: (
-            "it waits in the kernel (state D) and no signal ends it; see dmesg: the GPU may need a reset"
-        ),
-        leftovers.SERVER: "an MPS server whose control daemon is gone: end it when its clients are gone, then restart"
-        " the instance of its GPU",
-        leftovers.CONTAINER: f"of container {of}, which nothing runs any more: its parent is process 1",
-        leftovers.SESSION: f"of login session {of}, which has ended, and its parent with it",
-        leftovers.JOB: f"of batch job {of}, which has no slurmstepd any more, and its parent is gone",
-    }
-    return sentences[one.kind]
 
 
 _KINDS = {

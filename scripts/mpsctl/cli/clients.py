@@ -16,7 +16,7 @@ from mpsctl.model.errors import BadValue, NotReady
 from mpsctl.model.foreign import shown
 from mpsctl.observe import leftovers, plain
 from mpsctl.observe.facts import InstanceFacts
-from mpsctl.observe.leftovers import Connected, Found
+from mpsctl.observe.leftovers import Connected, Found, Why
 from mpsctl.store import configuration
 from mpsctl.store.world import World
 
@@ -68,7 +68,7 @@ def _as_json(found: Found) -> dict[str, Any]:
             name: {"clients": [_row_as_json(row) for row in rows], "unknown": unknown.get(name)}
             for name, rows in found.connected.items()
         },
-        "left_over": [{**plain.of(one), "says": words.left_over(one.why)} for one in found.left_over],
+        "left_over": [{**plain.of(one), "says": why_left_over(one.why)} for one in found.left_over],
         "gpus_unread": words.unread(unread) if unread else None,
     }
 
@@ -93,7 +93,7 @@ def _show(found: Found) -> None:
         held = ", ".join(f"{words.mib(mib)} on {uuid}" for uuid, mib in left.memory_mib.items())
         about = f"pid {left.pid} ({shown(left.command) or 'command not told'}, {words.who(left.user, left.uid)})"
         whose = f"client of {left.instance}" if left.instance else "no client of an instance"
-        output.say(f"left over: {about}, {whose}, holds {held or 'not told'}: {words.left_over(left.why)}")
+        output.say(f"left over: {about}, {whose}, holds {held or 'not told'}: {why_left_over(left.why)}")
 
 
 def _row(one: Connected) -> tuple[str, ...]:
@@ -161,3 +161,23 @@ def _asked(target: Connected, json_: bool) -> bool:
     age = duration.text(target.age_s)
     output.say(f"{words.client(target.client)}, {age} old, of instance {target.instance}, loses its work on the GPU.")
     return input("End it? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def why_left_over(one: Why) -> str:
+    """Why a process is taken for left over."""
+    of = shown(one.of)
+    sentences = {
+        leftovers.GONE: "its process is gone and the GPU is still in its name",
+        leftovers.ZOMBIE: (
+            f"it has ended (zombie) and its parent, pid {one.parent} ({shown(one.parent_command)}), has not taken note"
+        ),
+        leftovers.HANGS: (
+            "it waits in the kernel (state D) and no signal ends it; see dmesg: the GPU may need a reset"
+        ),
+        leftovers.SERVER: "an MPS server whose control daemon is gone: end it when its clients are gone, then restart"
+        " the instance of its GPU",
+        leftovers.CONTAINER: f"of container {of}, which nothing runs any more: its parent is process 1",
+        leftovers.SESSION: f"of login session {of}, which has ended, and its parent with it",
+        leftovers.JOB: f"of batch job {of}, which has no slurmstepd any more, and its parent is gone",
+    }
+    return sentences[one.kind]

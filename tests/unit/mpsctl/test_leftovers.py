@@ -11,9 +11,9 @@ import pytest
 from fakes import FakeDaemon, Host, uuid
 from mpsctl.adapters import procfs
 from mpsctl.adapters.systemd import Systemctl
-from mpsctl.checks import words
 from mpsctl.checks.judgement import VERIFY
 from mpsctl.checks.report import report
+from mpsctl.cli.clients import why_left_over
 from mpsctl.model import duration
 from mpsctl.observe import host as host_look
 from mpsctl.observe import leftovers
@@ -51,7 +51,7 @@ def holder(host: Host, client_of: Optional[FakeDaemon] = None, **about: object) 
 
 def why(host: Host, pid: int) -> Optional[str]:
     """The sentence that says why a process is left over, or None."""
-    return next((words.left_over(one.why) for one in look(host).left_over if one.pid == pid), None)
+    return next((why_left_over(one.why) for one in look(host).left_over if one.pid == pid), None)
 
 
 def test_each_client_is_listed_with_all_that_is_known_of_it(
@@ -106,7 +106,7 @@ def test_a_process_that_was_left_over_is_named_with_the_reason(
     pid = holder(host, daemon if connected else None, **about)
     (found,) = look(host).left_over
     assert found.pid == pid
-    assert words.left_over(found.why).startswith(says)
+    assert why_left_over(found.why).startswith(says)
     assert found.instance == ("0" if connected else None)
     assert found.memory_mib == ({} if connected else {uuid(n): 700 for n in range(4)})
 
