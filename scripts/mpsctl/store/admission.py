@@ -1,0 +1,101 @@
+"""Whether the front door lets clients through to the daemon, in /run/mps-fleet/<instance>/admission.json.
+
+The unit's commands, drains and reloads write it; the front door reads it before each client that it passes on. Whoever
+closes it has to know that nobody is being passed on under the old word: a write waits for the client that is being
+passed on at this moment, and the front door's read keeps it away until that client is through.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Iterator, Optional
+
+from mpsctl.adapters import files
+from mpsctl.model.places import Places
+from mpsctl.store import remembered
+
+OPEN, WAITING, CLOSED = "open", "waiting", "closed"
+STATES = (OPEN, WAITING, CLOSED)
+DEFAULT_WAIT_S = 60
+
+
+@dataclass(frozen=True)
+class ServedDaemon:
+    """A control daemon whose limits were read back: ``started_at`` (clock ticks since boot) tells it from a later
+    process with the same pid; ``pipe_directory`` is the daemon's own."""
+
+    pid: int
+    started_at: int
+    pipe_directory: str
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What the front door does with who comes, and why, for people.
+
+    ``daemon`` is known while its limits are in force. Where the state is not ``open`` all the same, as in a drain, it
+    says through which daemon the later connections of a client go that was let in before. ``wait_s`` is how long a
+    client waits at most; ``gid`` the one group that may come beside root, None for everyone; ``multi_user`` whether one
+    server serves all users.
+    """
+
+    state: str
+    why: str = ""
+    daemon: Optional[ServedDaemon] = None
+    wait_s: int = DEFAULT_WAIT_S
+    gid: Optional[int] = None
+    multi_user: bool = False
+
+
+def path(places: Places, instance: str) -> Path:
+    return places.runtime(instance) / "admission.json"
+
+
+def read(places: Places, instance: str) -> Optional[Admission]:
+    """What was written last, or None where nothing that can be read was."""
+    found = remembered.load(path(places, instance))
+    try:
+        daemon = found.pop("daemon")
+        read = Admission(**found, daemon=ServedDaemon(**daemon) if daemon is not None else None)
+    except (TypeError, KeyError, AttributeError):
+        return None
+    return read if read.state in STATES else None
+
+
+def write(places: Places, instance: str, admission: Admission) -> bool:
+    """Put it in force, once nobody is being passed on under what stood before; whether it says something else."""
+    with _locked(places, instance, fcntl.LOCK_EX):
+        if read(places, instance) == admission:
+            return False
+        files.write(path(places, instance), json.dumps(asdict(admission)) + "\n", lasting=False)
+        return True
+
+
+def forget(places: Places, instance: str) -> None:
+    with _locked(places, instance, fcntl.LOCK_EX):
+        files.remove(path(places, instance))
+
+
+@contextmanager
+def held(places: Places, instance: str) -> Iterator[Optional[Admission]]:
+    """What is in force, and stays so for the length of the block."""
+    with _locked(places, instance, fcntl.LOCK_SH):
+        yield read(places, instance)
+
+
+@contextmanager
+def _locked(places: Places, instance: str, kind: int) -> Iterator[None]:
+    """The lock lies beside the file, whose place is taken by each write."""
+    lock = path(places, instance).with_suffix(".lock")
+    files.make_directory(lock.parent)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, kind)
+        yield
+    finally:
+        os.close(descriptor)
