@@ -1,5 +1,7 @@
-"""What the front door of an instance wrote down, in /run/mps-fleet/<instance>/front-door.json: who waits before it, whom
-it let in, and a daemon that it found jammed. The door writes it, all others read it."""
+"""What the front door of an instance wrote down, in /run/mps-fleet/<instance>/front-door.json.
+
+Who waits before it, whom it let in, and a daemon that it found jammed. The door writes it, all others read it.
+"""
 
 from __future__ import annotations
 

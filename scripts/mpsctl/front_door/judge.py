@@ -1,0 +1,101 @@
+"""What the socket's side of the front door asks of the side that knows the instance.
+
+The socket's side accepts, greets, reads who comes and passes clients on. It knows no instance, no server and no
+setting: for each client it asks a judge, which never blocks, and tells it what became of the client.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+from typing import Optional, Protocol, Union
+
+from mpsctl.store.admission import ServedDaemon
+
+
+@dataclass(eq=False)
+class Visitor:
+    """One connection of a process that said that it is a CUDA client.
+
+    ``pid``, ``uid`` and ``gid`` are the kernel's, of the connection (SO_PEERCRED), as the host numbers them.
+    ``started_at`` (clock ticks since boot) tells the process from a later one with the same pid. ``debugged`` is what
+    the client's second message says. ``since_s`` is when it was read in full, on the door's clock; ``number`` counts
+    the connections of this door. ``pidfd`` becomes readable when the process ends.
+    """
+
+    connection: socket.socket
+    pid: int
+    uid: int
+    gid: int
+    started_at: int
+    debugged: bool
+    since_s: float
+    number: int
+    pidfd: Optional[int] = None
+    messages: tuple[bytes, bytes] = field(default=(b"", b""))
+
+
+@dataclass(frozen=True)
+class LetIn:
+    """It may pass, to this daemon, whose server for it is ready."""
+
+    daemon: ServedDaemon
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Not yet. ``why`` is a word: what it waits for."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """It is greeted, and the connection closed: its CUDA reports error 805. ``reason`` is a word, ``text`` a line."""
+
+    reason: str
+    text: str
+
+
+Verdict = Union[LetIn, Wait, Refuse]
+
+
+class Judge(Protocol):
+    """Who knows the instance. No method blocks."""
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when a verdict may have changed; ``woken`` empties it."""
+
+    def woken(self) -> None:
+        """The descriptor was readable."""
+
+    def judge(self, visitor: Visitor) -> Verdict:
+        """What becomes of a visitor now. Asked again at each wake, and every 50 ms while somebody waits, in the order
+        in which the visitors came."""
+
+    def still(self, visitor: Visitor, daemon: ServedDaemon) -> bool:
+        """Whether a verdict to let in still holds. Asked last before the daemon hears of the client, with the
+        instance's admission held; if not, the visitor waits on."""
+
+    def passed(self, visitor: Visitor, daemon: ServedDaemon, waited_s: float) -> None:
+        """The daemon's answer was handed to the visitor."""
+
+    def unanswered(self, visitor: Visitor, daemon: ServedDaemon, problem: str) -> None:
+        """The daemon took the visitor's credentials and closed, or gave no answer within the bound: it may be
+        jammed."""
+
+    def refused(self, visitor: Visitor, reason: str, text: str, waited_s: float) -> None:
+        """The visitor was told no."""
+
+    def gave_up(self, visitor: Visitor, waited_s: float) -> None:
+        """The visitor closed its connection, or ended, before it was passed on."""
+
+    def turned_away(self, pid: int, uid: int, reason: str, text: str) -> None:
+        """A connection that never became a visitor was greeted and closed: it said something else than a CUDA client
+        says, nothing within the bound, or was one too many of its user."""
+
+    def greeting(self) -> bytes:
+        """What is said to everyone who connects."""
+
+    def wait_s(self) -> float:
+        """How long a visitor may wait, in seconds."""
