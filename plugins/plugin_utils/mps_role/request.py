@@ -18,7 +18,14 @@ EACH = "%i"
 """Stands for the instance's name in its file, and so for the GPU where each has an instance."""
 
 
-PLACES = ("_mps_program", "_mps_unit", "_mps_health_service", "_mps_health_timer")
+PLACES = (
+    "_mps_program",
+    "_mps_unit",
+    "_mps_door_socket",
+    "_mps_door_service",
+    "_mps_health_service",
+    "_mps_health_timer",
+)
 """The role's internal variables that name places on a host."""
 
 POLICY = ("on_clients", "drain_timeout_s")
@@ -26,6 +33,8 @@ POLICY = ("on_clients", "drain_timeout_s")
 
 _FILES = {
     "_mps_unit": "mps-control@.service.j2",
+    "_mps_door_socket": "mps-front-door@.socket.j2",
+    "_mps_door_service": "mps-front-door@.service.j2",
     "_mps_health_service": "mps-health.service.j2",
     "_mps_health_timer": "mps-health.timer.j2",
 }

@@ -1,133 +1,173 @@
-"""The pipe directory of an instance, and the front door before it.
+"""The two directories of an instance: the public one, which clients name, and the daemon's own.
 
-The daemon does not serve the public directory ``/run/nvidia-mps/<instance>`` itself. It gets a directory
-inside it whose name cannot be guessed, new at every start, and the public names ``control`` and
-``control_privileged`` are symbolic links that are made once the limits are in force. Before that, nobody
-finds a socket: no root client, and no container that has the public directory mounted, which sees the
-links appear because they are relative. The server, which may run under another user, inherits the daemon's
-own path and passes through it (mode 0711).
+The public one, ``/run/nvidia-mps/<instance>``, belongs to the front door's socket unit and lives until the instance is
+removed, so that a bind mount of it stays good. In it lies the door's socket; the name that CUDA looks for, ``control``,
+is a relative link to it. The control daemon serves a directory of its own, ``/run/mps-fleet/<instance>/pipe``, to which
+only root and the daemon's servers come: they keep root's group whatever their user (control daemons 535, 550, 555;
+driver 580, H200).
 
-Where only a group may connect, the daemon's own directory is closed to all others (0710): systemd would undo
-another mode of the public one before every command of the unit. The daemon is a member of that group, and its
-servers keep its groups.
-
-Measured on an H200 with driver 580: a client and a command need nothing but the ``control`` link,
-setters ``control_privileged`` as well; a client that runs is not disturbed when the links go.
+Release 0.2.0 had the daemon's directory inside the public one, under a name that could not be guessed. A daemon that
+was started so serves there until it ends.
 """
 
 from __future__ import annotations
 
-import base64
 import os
+import shutil
+import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Optional
 
 from mpsctl.adapters import control_daemon, files, procfs
-from mpsctl.model.checked_values import PRIVATE_NAME_BYTES
+from mpsctl.model.errors import NotAFile
 
-PUBLIC_NAMES = ("control", "control_privileged")
+DOOR, PUBLIC_NAME, LOCK = "front-door", "control", "control_lock"
+"""The socket, the name that clients look for, and what keeps a daemon that is started by hand from taking its place:
+where a directory has the lock's name it ends (control daemons 535, 550, 555)."""
+
 VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
+SOCKET, PRIVILEGED = "control", "control_privileged"
+
+_FORMER_NAME_BYTES = 12
+_FORMER_LINKS = (SOCKET, PRIVILEGED)
+_CLOSED, _OPENED = 0o700, 0o710
+_MODES = {SOCKET: 0o660}
+_MODE = 0o600
+"""Of all else that the daemon makes: its log, lock and pid file, and the socket for root's commands. Servers of other
+users connect to ``control`` alone; clients and servers write to no other (driver 580, H200)."""
 
 
-def new_private(public: Path, gid: Optional[int] = None) -> Path:
-    """Make the daemon's own directory for one start, and the public one where it is missing.
+def make(directory: Path) -> None:
+    """Make the daemon's own directory anew, empty and closed to everyone but root, for one start.
 
-    ``gid`` is the one group whose members may connect beside root, or None: everyone may.
+    The daemon makes its log for everyone to write; who opened it before could still forge it, so nobody may come there
+    before ``close`` is done.
+
+    :raises NotAFile: if a link has its name.
     """
-    files.make_directory(public)
-    unguessable = base64.urlsafe_b64encode(os.urandom(9)).decode()[: PRIVATE_NAME_BYTES - 1]
-    private = public / f".{unguessable}"
-    private.mkdir()
-    restrict(private, gid)
-    return private
+    files.make_directory(directory.parent)
+    if directory.is_symlink():
+        raise NotAFile(str(directory), "a link", "a folder")
+    if directory.is_dir():
+        shutil.rmtree(directory)
+    else:
+        files.remove(directory)
+    directory.mkdir(_CLOSED)
+    directory.chmod(_CLOSED)
 
 
-def restrict(private: Path, gid: Optional[int]) -> bool:
-    """Let the members of one group in, or everyone; whether anything had to be done. Whoever is connected stays."""
-    if not is_restricted_as(private, gid):
-        os.chown(private, -1, 0 if gid is None and os.geteuid() == 0 else -1 if gid is None else gid)
-        private.chmod(0o711 if gid is None else 0o710)
-        return True
-    return False
+def remove(directory: Path) -> None:
+    """Remove the daemon's own directory with what it left there."""
+    if not directory.is_symlink():
+        shutil.rmtree(directory, ignore_errors=True)
 
 
-def is_restricted_as(private: Path, gid: Optional[int]) -> bool:
-    """Whether just the members of a group, or everyone, may pass through the daemon's own directory."""
-    about = private.stat()
-    if gid is None:
-        return about.st_mode & 0o777 == 0o711
-    return (about.st_mode & 0o777, about.st_gid) == (0o710, gid)
-
-
-def open_door(public: Path, private: Path) -> bool:
-    """Let clients in; whether anything had to be done."""
+def close(directory: Path) -> bool:
+    """Give what the running daemon made there to root alone, and then let its servers pass; whether something was to be
+    done. Who is connected stays."""
     changed = False
-    for name in PUBLIC_NAMES:
-        target = f"{private.name}/{name}"
-        link = public / name
-        if not link.is_symlink() or str(link.readlink()) != target:
-            files.replace_symlink(link, target)
+    for entry in os.scandir(directory):
+        mode = _MODES.get(entry.name, _MODE)
+        about = entry.stat(follow_symlinks=False)
+        if stat.S_ISLNK(about.st_mode) or stat.S_ISDIR(about.st_mode):
+            continue
+        if stat.S_IMODE(about.st_mode) != mode:
+            os.chmod(entry.path, mode)
             changed = True
+    if stat.S_IMODE(directory.stat().st_mode) != _OPENED:
+        directory.chmod(_OPENED)
+        changed = True
     return changed
 
 
-def close_door(public: Path) -> None:
-    """Let no new client in. Clients that are connected stay.
+def is_closed(directory: Path) -> bool:
+    """Whether only root and the daemon's servers come to the directory, and only root to its log.
 
-    Only links are ours: a socket of that name belongs to a daemon that serves the public directory itself,
-    and without it nobody could ask that daemon to quit.
+    :raises OSError: if it may not be looked at.
     """
-    for name in PUBLIC_NAMES:
-        if (public / name).is_symlink():
-            (public / name).unlink(missing_ok=True)
+    about = directory.stat()
+    if about.st_uid != 0 or about.st_gid != 0 or stat.S_IMODE(about.st_mode) & ~_OPENED:
+        return False
+    for entry in os.scandir(directory):
+        if stat.S_IMODE(entry.stat(follow_symlinks=False).st_mode) & ~_MODES.get(entry.name, _MODE):
+            return False
+    return True
 
 
-def behind_door(public: Path) -> Optional[Path]:
-    """The daemon's own directory to which the open front door leads, or None while it is closed."""
-    link = public / PUBLIC_NAMES[0]
-    if not link.is_symlink():
-        return None
-    return public / link.readlink().parent
+def leads_to_door(public: Path) -> bool:
+    """Whether clients that look for the daemon find the front door's socket."""
+    try:
+        found = os.stat(public / PUBLIC_NAME)
+        door = os.lstat(public / DOOR)
+    except OSError:
+        return False
+    return stat.S_ISSOCK(door.st_mode) and (found.st_dev, found.st_ino) == (door.st_dev, door.st_ino)
 
 
-def private_directories(public: Path) -> list[Path]:
-    """The directories of this and earlier starts."""
+def former_directories(public: Path) -> list[Path]:
+    """The directories of daemons that release 0.2.0 started."""
     if not public.is_dir():
         return []
-    return sorted(entry for entry in public.iterdir() if _is_private(entry))
+    return sorted(entry for entry in public.iterdir() if _is_former(entry))
 
 
-def _is_private(path: Path) -> bool:
+def _is_former(path: Path) -> bool:
     return (
-        path.name.startswith(".") and len(path.name) == PRIVATE_NAME_BYTES and path.is_dir() and not path.is_symlink()
+        path.name.startswith(".") and len(path.name) == _FORMER_NAME_BYTES and path.is_dir() and not path.is_symlink()
     )
 
 
-def remove_private(public: Path) -> None:
-    """Remove the directories of earlier starts. Only ours: their names have our form; and none that is served.
+def remove_former(public: Path) -> None:
+    """Remove what release 0.2.0 left in a public directory. Only ours: the names have its form; and none that is served.
 
-    A daemon whose directory is gone lives on, answers nobody and keeps its GPU, and its lock no longer keeps a second
-    one away (control daemon 550).
+    A daemon whose directory is gone lives on, answers nobody and keeps its GPU (control daemon 550).
     """
-    import shutil
-
-    directories = private_directories(public)
+    directories = former_directories(public)
     served = _served(public).values() if directories else ()
     for directory in directories:
         if directory not in served:
             shutil.rmtree(directory, ignore_errors=True)
+    if not leads_to_door(public):
+        return
+    privileged = public / PRIVILEGED
+    if privileged.is_symlink():
+        privileged.unlink(missing_ok=True)
 
 
-def daemons_on(public: Path) -> list[int]:
-    """Control daemons that serve this directory or one inside it, by their environment, never by a title."""
-    return list(_served(public))
+def remove_name(public: Path) -> None:
+    """Take away the name that clients look for; whoever came before is still answered."""
+    if (public / PUBLIC_NAME).is_symlink():
+        (public / PUBLIC_NAME).unlink(missing_ok=True)
 
 
-def _served(public: Path) -> dict[int, Path]:
+def remove_public(public: Path) -> None:
+    """Remove what is ours of a public directory, and it where nothing else is in it."""
+    if not public.is_dir() or public.is_symlink():
+        return
+    for name in _FORMER_LINKS:
+        if (public / name).is_symlink():
+            (public / name).unlink(missing_ok=True)
+        files.partial_link(public / name).unlink(missing_ok=True)
+    remove_former(public)
+    with suppress(OSError):
+        if stat.S_ISSOCK((public / DOOR).lstat().st_mode):
+            (public / DOOR).unlink()
+    for directory in (public / LOCK, public):
+        with suppress(OSError):
+            directory.rmdir()
+
+
+def daemons_on(public: Path, own: Optional[Path] = None) -> list[int]:
+    """Control daemons that serve this directory, one inside it, or ``own``, by their environment, never by a title."""
+    return list(_served(public, own))
+
+
+def _served(public: Path, own: Optional[Path] = None) -> dict[int, Path]:
     """The directory that each of these daemons serves, by its process id."""
     found = {}
     for pid in control_daemon.processes(front_ends=False):
-        served = (procfs.environment(pid) or {}).get(VARIABLE, "")
-        if served and (Path(served) == public or public in Path(served).parents):
-            found[pid] = Path(served)
+        served = Path((procfs.environment(pid) or {}).get(VARIABLE, "") or "/nowhere")
+        if served in (public, own) or public in served.parents:
+            found[pid] = served
     return found

@@ -25,7 +25,11 @@ _PROPERTIES = (
     "NeedDaemonReload",
     "ActiveEnterTimestampMonotonic",
     "InvocationID",
+    "Listen",
 )
+
+_TARGETS = {"timer": "timers.target", "socket": "sockets.target"}
+"""What starts a unit at boot, by its kind: the [Install] of our units."""
 
 _TIMEOUT_S, _JOURNAL_TIMEOUT_S = 30, 10
 _MOST_WORDS = 500
@@ -131,7 +135,7 @@ class Systemctl:
 
     def enabled(self, unit: str) -> bool:
         # A look at the link itself: `systemctl is-enabled` costs a process for each unit.
-        target = "timers.target" if unit.endswith(".timer") else "multi-user.target"
+        target = _TARGETS.get(unit.rpartition(".")[2], "multi-user.target")
         return (Path("/etc/systemd/system") / f"{target}.wants" / unit).is_symlink()
 
     def act(self, verb: str, units: Sequence[str] = ()) -> Optional[str]:

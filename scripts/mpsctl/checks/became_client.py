@@ -36,10 +36,10 @@ def _door(watch: Watch) -> Optional[str]:
         return str(error)
     if closed is not None:
         return words.obstacle(closed).line
-    socket = watch.public / pipe.PUBLIC_NAMES[0]
+    socket = watch.public / pipe.PUBLIC_NAME
     if os.path.exists(socket):
         return None
     return (
-        f"the front door is closed: {socket} does not exist, the instance lets no client in; what uses CUDA now runs"
+        f"there is no front door: {socket} does not exist, the instance lets no client in; what uses CUDA now runs"
         f" outside MPS; see `mpsctl status {pasted(watch.instance.name)}`"
     )

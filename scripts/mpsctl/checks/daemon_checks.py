@@ -8,7 +8,7 @@ from typing import Optional
 from mpsctl.checks import words
 from mpsctl.checks.judgement import VERIFY_ONLY, Finding, View, failed, judgement, passed, unknown, warned
 from mpsctl.checks.unit_checks import as_root, no_daemon, reload, restart
-from mpsctl.model.finding import RELOAD, Reason
+from mpsctl.model.finding import CONVERGE, PERSON, RELOAD, Reason
 from mpsctl.model.foreign import pasted, shown
 from mpsctl.observe import daemons, facts, process_facts
 from mpsctl.observe.facts import InstanceFacts
@@ -24,15 +24,17 @@ def main_process(view: View) -> Finding:
     if not main.readable:
         return unknown(f"the environment of pid {main.pid} cannot be read", remedy=as_root(view))
     directory = main.serves.pipe_directory if main.serves else None
-    expected = f"a child of systemd that serves a directory in {one.public}"
-    if directory is None or one.public not in directory.parents:
+    own = view.host.places.pipe(one.name)
+    expected = f"a child of systemd that serves {own}"
+    if directory is None or (directory != own and one.public not in directory.parents):  # there 0.2.0 had it
         served = shown(str(directory)) if directory else "no directory of its own"
         return failed(f"main process {main.pid} serves {served}", expected, restart(one))
     if main.parent != 1:
         return failed(f"main process {main.pid} is a child of pid {main.parent}", expected, restart(one))
-    if one.door_leads_to is not None and one.door_leads_to != directory:
+    told = one.door.directory if one.door is not None else None
+    if told is not None and told != directory:
         return failed(
-            f"the front door leads to {shown(str(one.door_leads_to))}, and main process {main.pid} serves {directory}",
+            f"the front door leads to {shown(str(told))}, and main process {main.pid} serves {directory}",
             expected,
             reload(one),
             mends=RELOAD,
@@ -54,9 +56,10 @@ def orphan_daemon(view: View) -> Finding:
     gap = host.systemd_unread or host.processes.unread
     if gap:
         return unknown(words.unread(gap))
-    if one.public is None:
+    if one.desired is None:
         return unknown("which directory it has is not known")
-    orphans = [each for each in host.processes.daemons if _on(each, one.public) and each.pid != one.pid]
+    places = host.directories(one.desired)
+    orphans = [each for each in host.processes.daemons if daemons.on_directory(each, *places) and each.pid != one.pid]
     if not orphans:
         return passed("none")
     orphan = orphans[0]
@@ -71,10 +74,6 @@ def orphan_daemon(view: View) -> Finding:
     )
 
 
-def _on(daemon: facts.DaemonProcess, public: Path) -> bool:
-    return daemons.on_directory(daemon, public)
-
-
 @judgement()
 def other_daemons(view: View) -> Finding:
     """Nobody else's daemon serves the same GPU (B14, B15, B49)."""
@@ -84,8 +83,9 @@ def other_daemons(view: View) -> Finding:
         return unknown(words.unread(gap))
     mine = {device.uuid for device in one.devices} | {device.gpu.uuid for device in one.devices}
     unread = []
+    places = host.directories(one.desired) if one.desired is not None else None
     for daemon in host.processes.daemons:
-        if daemon.pid == one.pid or (one.public is not None and _on(daemon, one.public)):
+        if daemon.pid == one.pid or (places is not None and daemons.on_directory(daemon, *places)):
             continue
         devices = host.devices(daemon)
         if devices is None:
@@ -146,28 +146,91 @@ def _why_not(one: InstanceFacts) -> tuple[str, str, str]:
 
 @judgement()
 def front_door(view: View) -> Finding:
-    """Clients find the daemon on the public directory, unless the instance is drained."""
-    one = view.one
+    """Clients that look for the daemon find the front door, and it lets them in unless the instance is drained."""
+    one, door = view.one, view.one.door
+    if door is None or one.public is None or view.host.systemd_unread:
+        return unknown(words.unread(view.host.systemd_unread) if view.host.systemd_unread else "it was not looked at")
+    amiss = _no_door(one, door, one.public)
+    if amiss is not None:
+        return amiss
+    if door.notes.unknown_greeting:
+        return failed(
+            f"the daemon greets with {shown(door.notes.unknown_greeting)} (hexadecimal), which the front door does not"
+            " understand: every client is refused with error 805",
+            "the greeting of the control daemons 535 to 580",
+            "see docs/decisions/front-door.md, and report the driver's version",
+            reasons=[Reason("unknown-greeting", "the front door does not understand the control daemon")],
+        )
     if not one.pid:
         return unknown(no_daemon(view))
     if one.drain is not None:
         if not one.door_open:
             return passed("closed by the drain")
-        line = f"the front door is open though the instance is drained: clients find the daemon on {one.public}"
+        line = "the front door lets clients in though the instance is drained"
         return failed(line, "closed while it is drained", reload(one), mends=RELOAD)
     if one.door_open:
         return passed(f"{one.public} leads to the daemon")
-    if one.main is not None and not one.main.readable and not view.host.is_root:
-        return failed(
-            f"the front door of {one.public} is closed: no client can connect",
-            "open: clients run outside MPS without it",
-            "ask as root, who sees why",
-            reasons=[Reason("front-door-closed", f"{one.public} leads to no daemon")],
-            mends=RELOAD,
-        )
-    line = f"the front door of {one.public} is closed: no client finds the daemon"
+    line = f"the front door of {one.public} lets nobody in: clients wait, or are refused with error 805"
     reasons = [Reason("front-door-closed", line)]
-    return failed(line, "open: clients run outside MPS without it", reload(one), reasons=reasons, mends=RELOAD)
+    return failed(line, "clients are let in", reload(one), reasons=reasons, mends=RELOAD)
+
+
+def _no_door(one: InstanceFacts, door: facts.DoorFacts, public: Path) -> Optional[Finding]:
+    """What is wrong with the socket that clients look for, or None."""
+    unit = door.unit
+    if unit.load_state == "masked":
+        return failed(
+            f"{unit.name} is masked: clients find nobody on {public} and run outside MPS",
+            "a front door",
+            f"systemctl unmask {pasted(unit.name)}, then site.yml",
+            reasons=[Reason("front-door-gone", f"{unit.name} is masked")],
+            mends=PERSON,
+        )
+    if not unit.active or not door.leads:
+        what = f"{unit.name} is {unit.active_state}" if not unit.active else f"{public}/control does not lead to it"
+        line = f"there is no front door: {what}; what uses CUDA on {public} now runs outside MPS"
+        remedy = f"systemctl restart {pasted(unit.name)}; where it is not found, site.yml"
+        reasons = [Reason("front-door-gone", line, remedy)]
+        return failed(line, "a front door", remedy, reasons=reasons, mends=CONVERGE)
+    return None
+
+
+@judgement()
+def front_door_enabled(view: View) -> Finding:
+    """The front door stands from boot on, before the daemon's first start and without it."""
+    door = view.one.door
+    if door is None:
+        return unknown("it was not looked at")
+    if door.unit.enabled or door.unit.load_state == "masked":
+        return passed(f"{door.unit.name} is enabled" if door.unit.enabled else "masked: see front-door")
+    return failed(
+        f"{door.unit.name} is not enabled: after a boot clients find nobody and run outside MPS",
+        "enabled",
+        f"systemctl enable {pasted(door.unit.name)}",
+        mends=CONVERGE,
+    )
+
+
+@judgement()
+def daemon_directory(view: View) -> Finding:
+    """Only root and the daemon's servers come to the daemon's own directory, and only root to its log."""
+    one = view.one
+    if not one.pid:
+        return unknown(no_daemon(view))
+    directory = _served(one)
+    if directory is None or one.directory_closed is None:
+        return unknown("the daemon's directory cannot be looked at", remedy=as_root(view))
+    if one.directory_closed:
+        return passed(f"{directory} is root's alone")
+    expected = "open to root and the daemon's servers alone"
+    if directory == view.host.places.pipe(one.name):
+        line = f"others than root come to {directory}: they can write the daemon's log, or pass by the front door"
+        return failed(line, expected, reload(one), mends=RELOAD)
+    return warned(
+        f"the daemon was started by an earlier release: {directory} is open to everyone who guesses its name",
+        expected,
+        restart(one),
+    )
 
 
 @judgement()
@@ -206,9 +269,10 @@ def pipe_directory_access(view: View) -> Finding:
             "a user of this host",
             "set mps_server_user",
         )
-    if one.restricted_as_desired is False:  # first: a reload mends it, whatever else is closed
+    told = one.door.admission if one.door is not None else None
+    if one.pid and told is not None and one.group_refused is None and told.gid != one.group_id:
         wanted = f"the group {shown(one.desired.group)}" if one.desired.group else "everyone"
-        line = f"who may connect is not in the desired state ({wanted}): {_served(one) or one.public}"
+        line = f"who may connect is not in the desired state ({wanted}): the front door lets others in"
         return failed(line, wanted, reload(one), mends=RELOAD)
     if one.access is not None:
         reason = words.obstacle(one.access)
@@ -223,18 +287,18 @@ def pipe_directory_access(view: View) -> Finding:
 
 @judgement(verbs=VERIFY_ONLY)
 def limits_guarded(view: View) -> Finding:
-    """Nobody but root changes limits. Daemons before 550, which write no pid file, let everyone who connects do it."""
+    """Nobody but root changes limits. Daemons before 550, which write no pid file, let everyone who connects do it; the
+    front door passes no command on."""
     one = view.one
-    if one.guards_limits:
-        return passed("the control daemon lets nobody but root change limits")
-    if one.guards_limits is None or one.desired is None:
+    if one.guards_limits or one.directory_closed:
+        who = "the control daemon lets" if one.guards_limits else "the front door and the daemon's directory let"
+        return passed(f"{who} nobody but root change limits")
+    if one.guards_limits is None:
         return unknown("the daemon's directory cannot be read" if one.pid else no_daemon(view))
-    if one.desired.group is not None:
-        return passed(f"the members of the group {shown(one.desired.group)} may change limits, nobody else")
     return warned(
-        "every local user may change the limits of this control daemon (older than 550)",
-        "a daemon that refuses it, or a group",
-        "set mps_group to those who may connect, or upgrade the driver",
+        "every local user who comes to this control daemon (older than 550) may change its limits",
+        "a directory that is root's alone",
+        restart(one) if _served(one) != view.host.places.pipe(one.name) else reload(one),
     )
 
 
@@ -268,6 +332,8 @@ JUDGEMENTS = (
     other_daemons,
     daemon_answers,
     front_door,
+    front_door_enabled,
+    daemon_directory,
     pipe_directory_files,
     pipe_directory_access,
     limits_guarded,

@@ -36,7 +36,9 @@ def instances_configured(view: View) -> Finding:
     known = [*view.host.every, *view.host.refused]
     if known:
         return passed(", ".join(map(shown, known)))
-    return unknown(f"no instance has a file in {view.host.configuration}", "one", "converge this host with site.yml")
+    return unknown(
+        f"no instance has a file in {view.host.places.configuration}", "one", "converge this host with site.yml"
+    )
 
 
 @judgement(of_host=True)
@@ -49,7 +51,7 @@ def instances_have_files(view: View) -> Finding:
     unit = pasted(f"mps-control@{lost[0]}.service")
     return failed(
         some(lines),
-        f"a file in {view.host.configuration} for each",
+        f"a file in {view.host.places.configuration} for each",
         f"site.yml writes it; an instance that is not wanted: systemctl disable --now {unit}",
         *lines,
         facts={"instances": lost},

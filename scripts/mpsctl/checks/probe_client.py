@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Mapping, Optional, Sequence
 
 from mpsctl.adapters import control_daemon as control
@@ -126,7 +125,8 @@ def _look(world: World, one: InstanceFacts, allocate: bool, timeout_s: float) ->
     instance = one.desired
     if instance is None or not one.door_open:
         raise NotReady("the instance lets no clients in")
-    daemon = world.daemon_of(instance.name, Path(instance.pipe_directory))
+    assert one.door is not None and one.door.directory is not None
+    daemon = world.daemon_of(instance.name, one.door.directory)
     users = users_of(world, instance, daemon)
     uuids = tuple(device.uuid for device in one.devices)
     end_s = world.now_s() + timeout_s

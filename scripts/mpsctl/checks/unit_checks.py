@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Optional
 
+from mpsctl.adapters import pipe
 from mpsctl.checks import words
 from mpsctl.checks.judgement import Finding, View, failed, judgement, passed, unknown, warned
 from mpsctl.model import duration
@@ -44,7 +45,7 @@ def configuration(view: View) -> Finding:
         return failed(one.group_refused.found, one.group_refused.expected, one.group_refused.remedy)
     if one.unread is not None:
         return unknown(words.unread(one.unread))
-    return passed(f"{view.host.configuration}/{one.name}.conf")
+    return passed(f"{view.host.places.configuration}/{one.name}.conf")
 
 
 @judgement()
@@ -170,12 +171,12 @@ def why_restart(one: InstanceFacts) -> Optional[str]:
     if main is None or desired is None or main.serves is None or one.public is None:
         return None
     served, wanted = main.serves.devices, tuple(device.uuid for device in one.devices)
-    if main.serves.pipe_directory.parent != one.public:
-        return f"the daemon serves {shown(str(main.serves.pipe_directory.parent))}, desired {one.public}"
+    listens_on = one.door.unit.listens_on if one.door is not None else None
+    if one.door is not None and one.door.unit.active and listens_on not in (None, one.public / pipe.DOOR):
+        assert listens_on is not None
+        return f"the front door stands at {shown(str(listens_on.parent))}, desired {one.public}"
     if wanted and served != wanted:
         return f"the daemon serves {', '.join(map(shown, served))}, desired {', '.join(wanted)}"
-    if one.group_id is not None and main.gids and one.group_id not in main.gids:
-        return f"the daemon is no member of the group {desired.group}, nor are its servers"
     if main.several_users != desired.multi_user:
         return f"the daemon serves {'one user' if desired.multi_user else 'several users'} at a time"
     return main.replaced

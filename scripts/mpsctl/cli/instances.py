@@ -20,7 +20,7 @@ def show(found: Report) -> None:
         say(output.colour(words.SIMULATED, "33"))
     render.host(found)
     if not host.instances:
-        say(f"no instance has a file in {host.configuration}: this host has not been converged")
+        say(f"no instance has a file in {host.places.configuration}: this host has not been converged")
     for name, one in host.instances.items():
         _show_instance(host.gpus, one, found.word(name))
         render.amiss(found.instances[name], "  ")
@@ -41,12 +41,27 @@ def _show_instance(gpus: GpuFacts, one: InstanceFacts, word: str) -> None:
         mode = gpu.compute_mode or "not told"
         say(f"  device {ordinal}: GPU {gpu.index}, {kind}, {device.uuid}, {used}, compute mode {mode}")
     if one.desired is not None:
-        door = "clients may connect" if one.door_open else "closed to clients"
-        say(f"  pipe directory {one.desired.pipe_directory}: {door}")
+        say(f"  pipe directory {one.desired.pipe_directory}: {_door(one)}")
     for value in one.values:
         say(f"  {_value(value, 'the daemon')}")
     for server in one.servers:
         _show_server(server)
+
+
+def _door(one: InstanceFacts) -> str:
+    """What a client meets that comes now, and who waits."""
+    door = one.door
+    if door is None or not door.stands:
+        return "no front door: what uses CUDA there runs outside MPS"
+    if one.door_open:
+        said = "clients may connect"
+    else:
+        told = door.admission
+        refused = told is not None and told.state == CLOSED
+        why = shown(told.why) if told is not None and told.why else ""
+        said = ("clients are refused" if refused else "clients wait") + (f" ({why})" if why else "")
+    count = len(door.notes.waiting)
+    return f"{said}; {words.number(count, 'client')} waiting" if count else said
 
 
 def _show_server(server: ServerFacts) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Mapping, Optional, Sequence
 from mpsctl.adapters import files, pipe, systemd
 from mpsctl.checks import words
 from mpsctl.converge.answer import Difference, state
+from mpsctl.converge.door_steps import take_away
 from mpsctl.converge.file_steps import remove_empty, text_of
 from mpsctl.converge.step import Context, Occupied, Step
 from mpsctl.converge.unit_steps import give_back_modes, withhold_where_somebody_came
@@ -16,7 +17,7 @@ from mpsctl.lifecycle import stop
 from mpsctl.model.gpu import Gpu
 from mpsctl.model.instance import Instance
 from mpsctl.observe.facts import ClientFacts, UnitFacts
-from mpsctl.store import drains
+from mpsctl.store import admission, drains, front_door_notes
 from mpsctl.store.world import World
 
 
@@ -145,7 +146,12 @@ class StopAndRemoveInstance(Step):
         systemd.ensure(world.systemd.act("stop", [unit]), f"systemctl stop {unit}")
         if self.desired is not None:
             stop.restore_modes(world, self.desired)  # where a GPU is closed while MPS is down, the stop left it so
-            tidy(Path(self.desired.pipe_directory))
+        public = Path(self.desired.pipe_directory) if self.desired is not None else None
+        take_away(world, self.name, public)
+        if public is not None:
+            tidy(public, world.places.pipe(self.name))
+        front_door_notes.forget(world.places, self.name)
+        admission.forget(world.places, self.name)
         give_back_modes(world, self.frees)
         drains.forget(world, self.name)
         self.conf.unlink(missing_ok=True)
@@ -154,14 +160,11 @@ class StopAndRemoveInstance(Step):
             remove_empty(self.conf.parent)
 
 
-def tidy(public: Path) -> None:
-    """A pipe directory that systemd does not remove, outside /run; never under a daemon that still serves it."""
-    if public.is_dir() and not pipe.daemons_on(public):
-        pipe.close_door(public)
-        for name in pipe.PUBLIC_NAMES:
-            files.partial_link(public / name).unlink(missing_ok=True)
-        pipe.remove_private(public)
-        remove_empty(public)
+def tidy(public: Path, own: Path) -> None:
+    """Remove the directories of an instance; never under a daemon that still serves them."""
+    if not pipe.daemons_on(public, own):
+        pipe.remove_public(public)
+        pipe.remove(own)
     remove_empty(public.parent)
 
 

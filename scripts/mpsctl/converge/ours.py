@@ -17,6 +17,7 @@ DAEMON_PLACE = "@NVIDIA_CUDA_MPS_CONTROL@"
 """Stands in the unit's template where the path of this host's control daemon belongs."""
 
 UNIT = "mps-control@.service"
+DOOR_SOCKET, DOOR_SERVICE = "mps-front-door@.socket", "mps-front-door@.service"
 TIMER, HEALTH = "mps-health.timer", "mps-health.service"
 
 USUAL_DAEMON = f"/usr/bin/{hardware.CONTROL_DAEMON}"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Iterator, Optional, Sequence
 
 from mpsctl.converge import consent, ours
+from mpsctl.converge.door_steps import OpenFrontDoor
 from mpsctl.converge.file_steps import InstallProgram, RemovePartialFile, WriteFile, differs, masked
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
 from mpsctl.converge.request import File
@@ -22,7 +23,7 @@ from mpsctl.model.checked_values import REFUSE
 from mpsctl.model.errors import BadValue
 from mpsctl.model.finding import RELOAD, RESTART
 from mpsctl.model.instance import Instance
-from mpsctl.observe.facts import UnitFacts
+from mpsctl.observe.facts import InstanceFacts, UnitFacts
 from mpsctl.store import configuration, saved_compute_modes
 from mpsctl.store.world import World
 
@@ -30,13 +31,14 @@ LIMITS = ("limit", "thread_percentage", "client_priority", "expected_clients")
 """What of an instance a live reload brings about, clients or not; how many are expected touches no daemon."""
 
 NO_LONGER_DESIRED = "the instance is no longer desired"
+_NO_DOOR_YET = "the front door is new, and lets clients in once the limits were read back"
 _BEING_RELOADED = "it is being reloaded, and what that reads of its file cannot be told"
 
 
 def steps(found: Situation, program: Optional[Path]) -> list[Step]:
     """The plan. ``program`` is the file this program runs from, None where it is not to be installed."""
     writes = list(_writes(found))
-    enables = list(_enables(found))
+    enables, doors = list(_enables(found)), list(_doors(found))
     removals, restarts = list(_removals(found)), list(_restarts(found))
     _note_what_they_wait_for(found, restarts)
     request = found.request
@@ -53,7 +55,8 @@ def steps(found: Situation, program: Optional[Path]) -> list[Step]:
         *(RemovePartialFile(path) for path in ours.partial_files(found.world, [file.path for file in request.files])),
         *enables,
         *_systemd_reload(found, writes, enables),
-        *_reloads(found),
+        *doors,
+        *_reloads(found, [step.instance for step in doors]),
         *ordered,
         *_reloads_instead(found, restarts),
         *_left_behind(found),
@@ -65,7 +68,8 @@ def _writes(found: Situation) -> Iterator[WriteFile]:
         if masked(file.path):
             yield WriteFile(file, blocked=why_masked(file.path.name))
         elif differs(file):
-            yield WriteFile(file)
+            moved = file.path.name == ours.DOOR_SOCKET
+            yield WriteFile(file, blocked=_why_not_moved(found) if moved else None)
     for instance in found.desired.instances:
         file = File(found.world.places.conf(instance.name), found.desired.texts[instance.name])
         if differs(file):
@@ -86,7 +90,9 @@ def _beyond_limits(world: World, instance: Instance) -> Optional[str]:
 
 def _units(found: Situation) -> list[UnitFacts]:
     """The units of the desired instances and the other desired ones."""
-    return [*(found.facts(one.name).unit for one in found.desired.instances), *found.units.values()]
+    mine = [found.facts(one.name) for one in found.desired.instances]
+    doors = [facts.door.unit for facts in mine if facts.door is not None]
+    return [*(facts.unit for facts in mine), *doors, *found.units.values()]
 
 
 def _why_blocked(unit: UnitFacts) -> Optional[str]:
@@ -94,10 +100,19 @@ def _why_blocked(unit: UnitFacts) -> Optional[str]:
 
 
 def _enables(found: Situation) -> Iterator[Enable]:
-    names = {found.facts(one.name).unit.name: one.name for one in found.desired.instances}
+    names = {unit: one.name for one in found.desired.instances for unit in (one.unit, one.door)}
     for unit in _units(found):
         if not unit.enabled or unit.load_state == "masked":
             yield Enable(unit.name, names.get(unit.name), _why_blocked(unit))
+
+
+def _doors(found: Situation) -> Iterator[OpenFrontDoor]:
+    for instance in found.desired.instances:
+        door = found.facts(instance.name).door
+        if door is None or door.stands:
+            continue
+        blocked = why_masked(door.unit.name) if door.unit.load_state == "masked" else None
+        yield OpenFrontDoor(door.unit, Path(instance.pipe_directory), instance.name, blocked)
 
 
 def _systemd_reload(found: Situation, writes: Sequence[WriteFile], enables: Sequence[Enable]) -> list[Step]:
@@ -126,8 +141,37 @@ def _restarts(found: Situation) -> Iterator[Restart]:
         why = _why_restart(found, instance.name)
         if facts.active and why is not None:
             frees = _freed(found, instance.name, facts.serves)
-            blocked = _why_blocked(facts.unit)
-            yield Restart(desired=instance, why=why, needs={instance.name: why}, frees=frees, blocked=blocked)
+            moves_from = _stands_elsewhere(facts)
+            blocked = _why_blocked(facts.unit) or (_why_not_moved(found) if moves_from is not None else None)
+            yield Restart(
+                desired=instance,
+                why=why,
+                needs={instance.name: why},
+                frees=frees,
+                moves_from=moves_from,
+                blocked=blocked,
+            )
+
+
+def _stands_elsewhere(facts: InstanceFacts) -> Optional[Path]:
+    """The public directory at which an instance's front door stands, where another one is desired."""
+    unit = facts.door.unit if facts.door is not None else None
+    if unit is None or not unit.active or unit.listens_on is None or unit.listens_on.parent == facts.public:
+        return None
+    return unit.listens_on.parent
+
+
+def _why_not_moved(found: Situation) -> Optional[str]:
+    """Why no front door can be moved now: systemd closes the sockets of all as soon as it knows their new place, and who
+    came to the old one then would run outside MPS."""
+    moving = [found.facts(one.name) for one in found.desired.instances]
+    busy = [facts.name for facts in moving if _stands_elsewhere(facts) and (facts.clients or facts.clients_unknown)]
+    if not busy:
+        return None
+    return (
+        f"found clients in the instances {', '.join(busy)}, expected none while mps_pipe_root changes; end them"
+        " (`mpsctl drain`) and run it again"
+    )
 
 
 def _why_restart(found: Situation, name: str) -> Optional[str]:
@@ -189,9 +233,12 @@ def _unit_restarts(found: Situation, writes: Sequence[WriteFile]) -> Iterator[Re
             yield RestartUnit(unit.name, "its file has changed")
 
 
-def _reloads(found: Situation) -> Iterator[Reload]:
+def _reloads(found: Situation, opened: Sequence[Optional[str]]) -> Iterator[Reload]:
+    """``opened`` are the instances that get a front door by this run: what waits there is let in by a reload."""
     for instance in found.desired.instances:
         facts, why = found.facts(instance.name), _why_reload(found, instance.name)
+        if not why and instance.name in opened and not (facts.door and facts.door.lets_in_to == facts.pid):
+            why = _NO_DOOR_YET
         if facts.active and why and _why_restart(found, instance.name) is None:
             yield Reload(facts.unit.name, why, instance.name, blocked=_why_blocked(facts.unit))
 

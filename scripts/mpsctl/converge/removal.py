@@ -31,6 +31,7 @@ from mpsctl.store import configuration, saved_compute_modes
 from mpsctl.store.world import World
 
 _HELPERS = (ours.TIMER, ours.HEALTH)
+_UNITS = (ours.UNIT, ours.DOOR_SOCKET, ours.DOOR_SERVICE, *_HELPERS)
 _WHY = "everything of this project is to go"
 _SHARED = "it needs what all instances share"
 
@@ -94,7 +95,7 @@ def _look(world: World) -> _Found:
     host = observed.look(world, [*mine, *without_file])
     if host.systemd_unread is not None:
         raise NotReady(host.systemd_unread.words)
-    units = [places.units / name for name in (ours.UNIT, *_HELPERS)]
+    units = [places.units / name for name in _UNITS]
     foreign = [path for path in units if path.exists() and not ours.is_ours(path)]
     foreign += [places.conf(name) for name in every if name not in mine]
     return _Found(world, host, tuple(path for path in units if ours.is_ours(path)), tuple(foreign))
@@ -147,7 +148,7 @@ def _modes(found: _Found, needs: Mapping[str, str]) -> Iterator[RestoreComputeMo
 def _partial_files(found: _Found) -> list[Path]:
     """Halves of files, and the link that would start the timer at boot where its file has gone before it."""
     places = found.world.places
-    units = [places.units / name for name in (ours.UNIT, *_HELPERS)]
+    units = [places.units / name for name in _UNITS]
     link = _timer_link(places)
     return [
         path

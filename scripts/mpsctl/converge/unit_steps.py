@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Mapping, Optional, Sequence
 
-from mpsctl.adapters import bytecode, systemd
+from mpsctl.adapters import bytecode, pipe, systemd
 from mpsctl.converge.answer import Difference, state
 from mpsctl.converge.step import Context, Occupied, Step
 from mpsctl.lifecycle import compute_modes
 from mpsctl.model.gpu import EXCLUSIVE_PROCESS
 from mpsctl.model.instance import Instance
+from mpsctl.model.names import door_service, door_unit
 from mpsctl.store import saved_compute_modes
 from mpsctl.store.world import World
 
@@ -75,7 +77,9 @@ class ReloadSystemd(Step):
     def act(cls, steps: Sequence[ReloadSystemd], context: Context) -> None:
         problem = context.world.systemd.act("daemon-reload")
         if any(step.after_removal for step in steps):
-            context.world.systemd.act("reset-failed", ["mps-control@*.service", "mps-health.service"])
+            context.world.systemd.act(
+                "reset-failed", ["mps-control@*.service", "mps-front-door@*", "mps-health.service"]
+            )
         else:
             systemd.ensure(problem, "systemctl daemon-reload")
 
@@ -132,7 +136,8 @@ class Restart(Step):
     """Restart the daemon of an instance, once nobody is connected to it.
 
     ``frees`` are the UUIDs of GPUs that it serves and that no instance has afterwards: they get back the compute modes
-    from before the first start.
+    from before the first start. ``moves_from`` is the public directory at which its front door stands, where another one
+    is desired.
     """
 
     kind = "restart"
@@ -143,6 +148,7 @@ class Restart(Step):
     why: str
     needs: Mapping[str, str] = field()
     frees: tuple[str, ...] = ()
+    moves_from: Optional[Path] = None
     blocked: Optional[str] = None
 
     @property
@@ -161,8 +167,20 @@ class Restart(Step):
         bytecode.keep(context.world.places)
         withhold_where_somebody_came({step.desired.name: step.desired for step in steps}, context)
         due = [step for step in steps if step.due]
+        moved = [step for step in due if step.moves_from is not None]
+        restart_doors(context, [step.desired.name for step in moved])
         call(context, "restart", [step.desired.unit for step in due])
+        for step in moved:
+            if step.moves_from is not None:
+                pipe.remove_public(step.moves_from)
         give_back_modes(context.world, [uuid for step in due for uuid in step.frees])
+
+
+def restart_doors(context: Context, instances: Sequence[str]) -> None:
+    """Stand front doors up anew, where their units say: who waits there is refused."""
+    if instances:
+        call(context, "stop", [door_service(name) for name in instances])
+        call(context, "restart", [door_unit(name) for name in instances])
 
 
 def withhold_where_somebody_came(instances: Mapping[str, Instance], context: Context) -> None:

@@ -1,7 +1,7 @@
-"""Putting limits in force and opening the front door (ExecStartPost and ExecReload of the unit).
+"""Putting limits in force and letting clients through the front door (ExecStartPost and ExecReload of the unit).
 
 With an eager server (mps_server_user, mps_multi_user) the order is: limits, the desired compute mode, the
-server, the front door. The server then holds the GPU from the first moment and spares the first client its wait.
+server, the admission. The server then holds the GPU from the first moment and spares the first client its wait.
 
 The daemon forgets every limit when it ends and takes anything for a value; its environment variable for
 memory limits nobody (driver 580, H200). So limits are set by command at every start, read back, and only
@@ -17,12 +17,13 @@ from typing import Optional, Sequence
 from mpsctl.adapters import control_daemon as control
 from mpsctl.adapters import pipe, procfs
 from mpsctl.adapters.control_daemon import Daemon
-from mpsctl.lifecycle import compute_modes
+from mpsctl.lifecycle import admit, compute_modes
 from mpsctl.model import daemon_environment, foreign
 from mpsctl.model.daemon_environment import DaemonEnvironment
 from mpsctl.model.errors import BadValue, NotInForce, NotReady
 from mpsctl.model.instance import Instance
-from mpsctl.store import configuration, drains, record, server_log
+from mpsctl.store import admission, configuration, record, server_log
+from mpsctl.store.admission import Admission, ServedDaemon
 from mpsctl.store.desired_values import Desired, DesiredValue, memory_of, values
 from mpsctl.store.record import InForce
 from mpsctl.store.world import World
@@ -46,10 +47,11 @@ def apply(world: World, name: str, main_pid: Optional[int] = None) -> list[str]:
     instance = configuration.load(world, name)
     pid = main_pid or _main_pid(world, instance)
     running = _environment_of(world, instance, pid)
-    gid = configuration.gid_of(instance)
     daemon = world.daemon_of(name, running.pipe_directory)
     _wait_until_it_answers(world, instance, daemon, pid)
     changes: list[str] = []
+    if pipe.close(running.pipe_directory) and record.read(world, name, pid) is not None:
+        changes.append(f"{running.pipe_directory}: closed to everyone but root and its servers")
     with world.nvml() as nvml:
         gpus = nvml.gpus()
         served = configuration.resolve(instance, gpus)
@@ -68,21 +70,18 @@ def apply(world: World, name: str, main_pid: Optional[int] = None) -> list[str]:
     if not procfs.alive(pid) or started_at is None:
         raise NotReady(f"the control daemon (pid {pid}) ended while its limits were set")
     record.write(world, name, desired.recorded(pid, started_at, known.since_s if known else world.now_s()))
-    if pipe.restrict(running.pipe_directory, gid):
-        changes.append(f"who may connect: {f'the group {instance.group}' if instance.group else 'everyone'}")
-    _let_in(world, instance, running)
+    before = admission.read(world.places, name)
+    drained = admit.let_in(world, instance, ServedDaemon(pid, started_at, str(running.pipe_directory)))
+    changes += _who_may_connect(instance, before, admission.read(world.places, name))
+    if drained is not None:
+        world.say(f"drained since {drained.since}: no client is let in before `mpsctl undrain {instance.name}`")
     return changes
 
 
-def _let_in(world: World, instance: Instance, running: DaemonEnvironment) -> None:
-    """Open the front door, unless the instance is drained; a drain may begin while it is being opened."""
-    public = Path(instance.pipe_directory)
-    if drains.read(world, instance.name) is None:
-        pipe.open_door(public, running.pipe_directory)
-    drained = drains.read(world, instance.name)
-    if drained is not None:
-        pipe.close_door(public)
-        world.say(f"drained since {drained.since}: no client is let in before `mpsctl undrain {instance.name}`")
+def _who_may_connect(instance: Instance, before: Optional[Admission], now: Optional[Admission]) -> list[str]:
+    if before is None or now is None or before.gid == now.gid:
+        return []
+    return [f"who may connect: {f'the group {instance.group}' if instance.group else 'everyone'}"]
 
 
 def _main_pid(world: World, instance: Instance) -> int:
@@ -105,14 +104,14 @@ def _environment_of(world: World, instance: Instance, pid: int) -> DaemonEnviron
         world.sleep_s(_POLL_S)
         environment = procfs.environment(pid)
     found = daemon_environment.of_process(environment)
-    public = Path(instance.pipe_directory)
-    if found is None or found.pipe_directory.parent != public:
+    own, public = world.places.pipe(instance.name), Path(instance.pipe_directory)
+    if found is None or (found.pipe_directory != own and found.pipe_directory not in pipe.former_directories(public)):
         if not procfs.alive(pid):
             raise NotReady(f"the control daemon (pid {pid}) has ended; its last words are in the journal of the unit")
         if environment is None:
             raise NotReady(f"the environment of the control daemon (pid {pid}) cannot be read; run it as root")
         served = found.pipe_directory if found else "nothing that can be read"
-        raise NotReady(f"pid {pid} serves {served}, expected a directory in {public}; restart {instance.unit}")
+        raise NotReady(f"pid {pid} serves {served}, expected {own}; restart {instance.unit}")
     return found
 
 

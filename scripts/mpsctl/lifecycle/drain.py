@@ -7,21 +7,21 @@ accepted, or waits behind another user's, is in no list for a moment: nobody is 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 from mpsctl.adapters import control_daemon as control
-from mpsctl.adapters import pipe, procfs
+from mpsctl.adapters import procfs
 from mpsctl.adapters.control_daemon import Bounded, Daemon, NotServed, Unreachable
 from mpsctl.checks import words
-from mpsctl.lifecycle import apply, terminate
+from mpsctl.lifecycle import admit, apply, terminate
 from mpsctl.lifecycle.terminate import Ended
-from mpsctl.model import daemon_environment, duration
+from mpsctl.model import duration
 from mpsctl.model.errors import NotReady
 from mpsctl.model.instance import Instance
 from mpsctl.observe import clients as observed
 from mpsctl.observe.facts import ClientFacts, GpuFacts
 from mpsctl.store import configuration, drains
+from mpsctl.store.admission import Admission
 from mpsctl.store.world import World
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
@@ -42,8 +42,8 @@ class Drained:
     ended: list[Ended] = field(default_factory=list)
     unknown: Optional[str] = None
     progress: list[str] = field(default_factory=list)
-    was_open: Optional[Path] = None
-    """the daemon's own directory, where the front door before it was open"""
+    before: Optional[Admission] = None
+    """what the front door was told before"""
 
     @property
     def empty(self) -> bool:
@@ -79,21 +79,23 @@ def drain(
     end_clients: bool = False,
     of_this_run: bool = False,
     why: Optional[Mapping[str, str]] = None,
+    refuse: bool = False,
 ) -> list[Drained]:
     """Let no new client into the instances and wait for the connected ones, within one bound for all of them.
 
     With ``end_clients`` those that are left then are ended. ``of_this_run`` marks the instances for as long as this
-    process lives, else they stay closed until ``undrain``. ``why`` is what each is drained for, by its name. Their
-    daemons stay up.
+    process lives, else they stay closed until ``undrain``. ``why`` is what each is drained for, by its name. Clients that
+    come wait at the front door, or with ``refuse`` are refused at once. The daemons stay up.
     """
     reasons = why or {}
     main_pids = _main_pids(world, instances)
-    drained = [Drained(one.name, "", was_open=_open_door(pid)) for one, pid in zip(instances, main_pids)]
+    drained = [Drained(one.name, "") for one in instances]
     try:
         daemons = []
         for instance, found, main_pid in zip(instances, drained, main_pids):
-            found.since = drains.mark(world, instance.name, of_this_run, reasons.get(instance.name, "")).since
-            daemons.append(_close(world, instance, main_pid))
+            found.since = drains.mark(world, instance.name, of_this_run, reasons.get(instance.name, ""), refuse).since
+            found.before = admit.close_for_drain(world, instance.name)
+            daemons.append(_daemon(world, instance, main_pid))
         end_s = world.now_s() + timeout_s
         for found, daemon, main_pid in zip(drained, daemons, main_pids):
             if daemon is not None:
@@ -113,10 +115,11 @@ def close_where_empty(world: World, instances: Sequence[Instance]) -> list[Drain
     """Close the front doors of instances that are about to end; where somebody is connected all the same, or that
     cannot be told, the door is opened again and nobody is waited for."""
     main_pids = _main_pids(world, instances)
-    drained = [Drained(one.name, "", was_open=_open_door(pid)) for one, pid in zip(instances, main_pids)]
+    drained = [Drained(one.name, "") for one in instances]
     try:
         for instance, found, main_pid in zip(instances, drained, main_pids):
-            daemon = _close(world, instance, main_pid)
+            found.before = admit.close_for_end(world, instance.name, refuse=False)
+            daemon = _daemon(world, instance, main_pid)
             if daemon is not None:
                 _look_twice(world, found, daemon, main_pid)
     except BaseException:
@@ -147,27 +150,11 @@ def _main_pids(world: World, instances: Sequence[Instance]) -> list[int]:
     return [int(shown.get(instance.unit, {}).get("MainPID") or 0) for instance in instances]
 
 
-def _open_door(main_pid: int) -> Optional[Path]:
-    running = daemon_environment.of_process(procfs.environment(main_pid)) if main_pid else None
-    if running is None or pipe.behind_door(running.pipe_directory.parent) != running.pipe_directory:
-        return None
-    return running.pipe_directory
-
-
-def _close(world: World, instance: Instance, main_pid: int) -> Optional[Daemon]:
-    """Close the front door; the daemon behind it, or None where none runs."""
-    close_doors(instance, main_pid)
+def _daemon(world: World, instance: Instance, main_pid: int) -> Optional[Daemon]:
+    """The daemon of an instance, or None where none runs."""
     if not main_pid or not procfs.alive(main_pid):
         return None
     return terminate.running_daemon(world, instance, main_pid)
-
-
-def close_doors(instance: Instance, main_pid: int) -> None:
-    """Let no new client find the daemon; the instance's file may name another directory by now than it serves."""
-    pipe.close_door(Path(instance.pipe_directory))
-    running = daemon_environment.of_process(procfs.environment(main_pid)) if main_pid else None
-    if running is not None:
-        pipe.close_door(running.pipe_directory.parent)
 
 
 def _wait(world: World, found: Drained, daemon: Daemon, end_s: float, main_pid: int) -> None:
@@ -275,5 +262,4 @@ def undrain(world: World, name: str) -> list[str]:
 def give_up(world: World, found: Drained) -> None:
     """Let clients in again to whom this run closed the front door, as it was; an operator's drain stays."""
     drains.forget_of_this_run(world, found.instance)
-    if found.was_open is not None and drains.read(world, found.instance) is None and found.was_open.is_dir():
-        pipe.open_door(found.was_open.parent, found.was_open)
+    admit.reopen(world, found.instance, found.before)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Optional
 
 from mpsctl.adapters import files, hardware, pipe
-from mpsctl.lifecycle import compute_modes
+from mpsctl.lifecycle import admit, compute_modes
 from mpsctl.model import foreign
 from mpsctl.model.checked_values import check_name
 from mpsctl.model.daemon_environment import DaemonEnvironment
@@ -54,22 +54,21 @@ def prepare(world: World, name: str) -> DaemonEnvironment:
     """
     check_name(name)
     with suppress(BadValue):  # which is told after the pause: systemd tries again at once, whatever the reason
-        pipe.close_door(Path(configuration.load(world, name).pipe_directory))
+        admit.wait_for_start(world, configuration.load(world, name))
     if world.places.conf(name).exists() or record.short_lives(world, name) is not None:  # else it never was
         _back_off(world, name)
     instance = configuration.load(world, name)  # as it is now: it may have been written anew during the pause
-    public = Path(instance.pipe_directory)
-    pipe.close_door(public)
-    for pid in pipe.daemons_on(public):
+    public, private = Path(instance.pipe_directory), world.places.pipe(name)
+    admit.wait_for_start(world, instance)
+    for pid in pipe.daemons_on(public, private):
         raise NotReady(
             f"a control daemon (pid {pid}) that this unit did not start serves {public}; end its clients, then"
             f" `echo quit | CUDA_MPS_PIPE_DIRECTORY={foreign.pasted(str(public))} nvidia-cuda-mps-control`"
         )
     flags = _flags(instance)
-    gid = configuration.gid_of(instance)
     devices = _with_driver(world, instance)
-    pipe.remove_private(public)
-    private = pipe.new_private(public, gid)
+    pipe.remove_former(public)
+    pipe.make(private)
     environment = DaemonEnvironment(private, tuple(device.uuid for device in devices), hardware.SEARCH_PATH, flags)
     files.write(environment_file(world, name), environment.as_file(), 0o600, lasting=False)
     world.say(f"prepared {private} for {', '.join(str(device) for device in devices)}")

@@ -9,7 +9,7 @@ from typing import Optional
 from mpsctl.adapters import files, pipe, procfs
 from mpsctl.adapters.control_daemon import Bounded, Daemon
 from mpsctl.adapters.nvml import Nvml
-from mpsctl.lifecycle import compute_modes, prepare
+from mpsctl.lifecycle import admit, compute_modes, prepare
 from mpsctl.model import daemon_environment
 from mpsctl.model.checked_values import PROHIBITED
 from mpsctl.model.errors import MpsctlError, NotReady
@@ -32,10 +32,11 @@ def stop(world: World, name: str, main_pid: Optional[int]) -> bool:
 
     :returns: whether the daemon is gone; if not, systemd ends it.
     """
-    from mpsctl.lifecycle import drain, terminate  # what a reconcile, which needs the rest of this file, does without
+    from mpsctl.lifecycle import terminate  # what a reconcile, which needs the rest of this file, does without
 
     instance = configuration.load(world, name)
-    drain.close_doors(instance, main_pid or 0)
+    # While a restart is under way the clients that come wait for the next daemon.
+    admit.close_for_end(world, name, refuse=world.systemd.job(instance.unit) == "stop")
     if main_pid is None or not procfs.alive(main_pid):
         return True
     record.forget_starts(world, name)  # an end that was asked for is no crash, and slows no start down
@@ -84,10 +85,11 @@ def release(world: World, name: str) -> None:
     compute mode would let other processes onto the GPU); the job in the queue tells them apart.
     """
     instance = configuration.load(world, name)
-    pipe.close_door(Path(instance.pipe_directory))
+    admit.close_for_end(world, name, refuse=False)
     if instance.when_down == PROHIBITED:
         _close_gpus(world, instance)
     if world.systemd.job(instance.unit) == "stop":
+        admit.refuse_all(world, name)
         _forget(world, instance)
         if instance.when_down != PROHIBITED:
             restore_modes(world, instance)
@@ -111,7 +113,8 @@ def _forget(world: World, instance: Instance) -> None:
     limit_bypasses.forget(world, instance.name)
     unresponsive.forget(world, instance.name)
     files.remove(prepare.environment_file(world, instance.name))
-    pipe.remove_private(Path(instance.pipe_directory))
+    pipe.remove(world.places.pipe(instance.name))
+    pipe.remove_former(Path(instance.pipe_directory))
 
 
 def restore_modes(world: World, instance: Instance) -> None:

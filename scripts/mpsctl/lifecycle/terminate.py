@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Optional, Sequence
 
 from mpsctl.adapters import control_daemon as control
@@ -91,7 +90,7 @@ def end(
 def running_daemon(world: World, instance: Instance, main_pid: int) -> Daemon:
     """The daemon of an instance that runs, whether or not its front door is open."""
     running = daemon_environment.of_process(procfs.environment(main_pid))
-    return world.daemon_of(instance.name, running.pipe_directory if running else Path(instance.pipe_directory))
+    return world.daemon_of(instance.name, running.pipe_directory if running else world.places.pipe(instance.name))
 
 
 def _lives(one: Ended) -> bool:

@@ -310,7 +310,7 @@ def refuse(request: Request) -> None:
         )
     if request.against is not None and (request.threads or request.memory):
         raise BadValue("--against with --threads or --memory", "one of the two", "compare the daemons as they are")
-    if request.against is not None and not (Path(request.against) / pipe.PUBLIC_NAMES[0]).exists():
+    if request.against is not None and not (Path(request.against) / pipe.PUBLIC_NAME).exists():
         raise BadValue(
             f"--against {request.against}", "the pipe directory of a daemon that runs", "start it, or correct it"
         )

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Mapping, Optional, Sequence
 
-from mpsctl.adapters import pipe
 from mpsctl.adapters.control_daemon import Daemon
 from mpsctl.adapters.nvml import Nvml
 from mpsctl.adapters.stop_request import Stop
@@ -31,7 +30,7 @@ from mpsctl.model.instance import Instance
 from mpsctl.model.mps_variables import THREADS
 from mpsctl.model.quantity import Quantity
 from mpsctl.model.run_environment import Lower
-from mpsctl.store import configuration
+from mpsctl.store import admission, configuration
 from mpsctl.store.world import World
 
 _SETTLE_S = 5
@@ -130,9 +129,10 @@ def _find_device(
 
 def _through_instance(one: Comparison, instance: Instance) -> None:
     public = Path(instance.pipe_directory)
-    if pipe.behind_door(public) is None:
+    own = admission.open_directory(one.world.places, instance.name)
+    if own is None:
         raise NotReady(f"the instance {instance.name} lets no clients in; see `mpsctl status {instance.name}`")
-    one.pipe_directory, one.daemon = public, one.world.daemon_of(instance.name, public)
+    one.pipe_directory, one.daemon = public, one.world.daemon_of(instance.name, own)
     one.served_by = f"instance {instance.name}"
     uid = probe_client.users_of(one.world, instance, one.daemon)[0]
     one.uid, one.gid = (None if uid == os.geteuid() else uid), configuration.gid_of(instance)

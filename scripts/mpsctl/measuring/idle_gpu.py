@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from mpsctl.adapters import control_daemon as control
-from mpsctl.adapters import files, hardware, pipe, procfs
+from mpsctl.adapters import files, hardware, procfs
 from mpsctl.adapters.control_daemon import Daemon
 from mpsctl.adapters.nvml import Nvml
 from mpsctl.model.errors import BadValue, NotReady
 from mpsctl.model.gpu import PROHIBITED, Device, Gpu
 from mpsctl.model.gpu import resolve as resolve_gpu
 from mpsctl.model.instance import Instance
-from mpsctl.store import configuration
+from mpsctl.store import admission, configuration
 from mpsctl.store.world import World
 
 _DAEMON_START_S = 10
@@ -53,7 +53,7 @@ def choose(
             first = configuration.resolve(instance, gpus)[0]
         except BadValue:
             continue  # `status` says what is wrong with it
-        if first == device and pipe.behind_door(Path(instance.pipe_directory)) is not None:
+        if first == device and admission.open_directory(world.places, other) is not None:
             return instance, device
     return None, device
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from mpsctl.adapters import control_daemon as control
-from mpsctl.adapters import cuda, pipe
+from mpsctl.adapters import cuda
 from mpsctl.adapters.control_daemon import Daemon
 from mpsctl.adapters.nvml import Nvml
 from mpsctl.measuring import idle_gpu
@@ -26,7 +26,7 @@ from mpsctl.model.errors import BadValue, NotInForce, NotReady
 from mpsctl.model.gpu import Device, Gpu
 from mpsctl.model.instance import Instance
 from mpsctl.model.mps_variables import THREADS
-from mpsctl.store import configuration, measured
+from mpsctl.store import admission, configuration, measured
 from mpsctl.store.world import World
 
 _PROBE_LIMIT_MIB = 2048
@@ -100,12 +100,13 @@ def _bench(
     end_s = world.now_s() + _DEADLINE_S
     if instance is not None:
         public = Path(instance.pipe_directory)
-        if pipe.behind_door(public) is None:
+        own = admission.open_directory(world.places, instance.name)
+        if own is None:
             raise NotReady(f"the instance {instance.name} lets no clients in; see `mpsctl status {instance.name}`")
         uuids = tuple(one.uuid for one in configuration.resolve(instance, gpus))
         most_mib = device.memory_mib if instance.limit is None else instance.limit.on(device.memory_mib)
         limit_mib = _PROBE_LIMIT_MIB if most_mib is None else min(_PROBE_LIMIT_MIB, most_mib)
-        daemon = world.daemon_of(instance.name, public)
+        daemon = world.daemon_of(instance.name, own)
         return _Bench(world, nvml, device, uuids, public, daemon, limit_mib, end_s)
     private, daemon = idle_gpu.lend(world, device, "measure", stack)
     # A client's own limit only lowers what the daemon has.

@@ -20,8 +20,9 @@ DAEMON_DIRECTORY_MAX_BYTES = 87
 """The longest pipe directory that the daemon can serve: ``<directory>/control_privileged`` must fit a
 socket address. At 88 it exits with 1 and says nothing (control daemons 535, 550, 555)."""
 
-PRIVATE_NAME_BYTES = 12
-"""The daemon's own directory inside the public one: a dot and 11 characters that cannot be guessed."""
+PUBLIC_DIRECTORY_MAX_BYTES = 74
+"""The longest pipe directory of clients. ``<directory>/front-door`` and what NVIDIA's library puts together from it must
+fit a socket address, and release 0.2.0, which served a directory inside it, took no longer one."""
 
 _USER = re.compile(r"[a-z_][a-z0-9_.-]{0,31}|0|[1-9][0-9]{0,9}", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
@@ -62,17 +63,16 @@ def check_gpu_list(text: str) -> tuple[str, ...]:
 
 
 def check_pipe_directory(text: object) -> str:
-    """A public pipe directory: clients and the daemon's own directory inside it fit their socket addresses.
+    """A public pipe directory: the names in it fit their socket addresses.
 
     :raises BadValue: for a relative, unclean or too long path, or one that is cleaned, shared or closed.
     """
     path = _check_path(text)
-    excess = len(path.encode()) + 1 + PRIVATE_NAME_BYTES - DAEMON_DIRECTORY_MAX_BYTES
+    excess = len(path.encode()) - PUBLIC_DIRECTORY_MAX_BYTES
     if excess > 0:
         raise BadValue(
             f"{path!r} of {len(path.encode())} bytes",
-            f"at most {DAEMON_DIRECTORY_MAX_BYTES - 1 - PRIVATE_NAME_BYTES} bytes (the daemon's longest socket"
-            f" needs {DAEMON_DIRECTORY_MAX_BYTES} less the {PRIVATE_NAME_BYTES + 1} of its own directory)",
+            f"at most {PUBLIC_DIRECTORY_MAX_BYTES} bytes, for the sockets in it",
             f"shorten it by {excess}",
         )
     return path

@@ -8,6 +8,7 @@ from typing import Iterable, Optional
 from mpsctl.model import gpu as gpu_names
 from mpsctl.model.checked_values import PROHIBITED, REPORT, RESTORE, WARN
 from mpsctl.model.errors import BadValue
+from mpsctl.model.names import door_unit
 from mpsctl.model.quantity import Quantity
 from mpsctl.model.settings import VARIABLES
 
@@ -21,7 +22,8 @@ class Instance:
     many clients are to fit on each device. ``limit_bypass`` says what becomes of a client that shook off its
     limit: REPORT, or TERMINATE after ``limit_bypass_grace_s`` seconds. ``distributed_jobs`` is what is said of
     ranks of a distributed training run among its clients: IGNORE, WARN or FAIL. ``unresponsive_daemon`` is what
-    becomes of a daemon that answers nothing: REPORT or RESTART. Only root and the members of ``group`` may
+    becomes of a daemon that answers nothing: REPORT or RESTART. ``client_wait_s`` is how many seconds a client waits at the
+    front door. Only root and the members of ``group`` may
     connect, or everyone where it is None. What the keys of its file are called: ``settings``.
     """
 
@@ -43,6 +45,7 @@ class Instance:
     limit_bypass_grace_s: int = 60
     distributed_jobs: str = WARN
     unresponsive_daemon: str = REPORT
+    client_wait_s: int = 60
 
     @property
     def eager_server(self) -> Optional[str]:
@@ -60,6 +63,11 @@ class Instance:
     @property
     def unit(self) -> str:
         return f"mps-control@{self.name}.service"
+
+    @property
+    def door(self) -> str:
+        """The unit of the socket that its clients find."""
+        return door_unit(self.name)
 
 
 def check_together(instance: Instance) -> None:

@@ -36,6 +36,10 @@ class Places:
         """Ours alone, gone at reboot: the daemon's environment, marks, locks."""
         return self.root / "run/mps-fleet" / instance
 
+    def pipe(self, instance: str) -> Path:
+        """The control daemon's own directory; clients never see it."""
+        return self.runtime(instance) / "pipe"
+
     @property
     def host_lock(self) -> Path:
         """The lock of whoever changes this host as a whole; no instance has a name that begins with a dot.

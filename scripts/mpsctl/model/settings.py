@@ -274,6 +274,18 @@ SETTINGS: tuple[Setting, ...] = (
         section="Timeouts",
         field="stop_timeout_s",
     ),
+    Setting(
+        "mps_client_wait_s",
+        "int",
+        60,
+        "Seconds that a client waits at the front door while its instance lets nobody in, then CUDA error 805.",
+        checked.check_timeout_s,
+        null_refused=True,
+        key="ClientWaitSec",
+        section="Clients",
+        field="client_wait_s",
+        comment="How long a client waits at the front door while the daemon is down or drained; then CUDA error 805.",
+    ),
     # What a run may do and how it goes through a fleet: nothing of it stands in a file of a host.
     Setting(
         "mps_on_clients",

@@ -6,10 +6,11 @@ Of the modules of this room this one alone is cheap to import.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Iterable, Mapping, Optional, Sequence
 
 from mpsctl.adapters import nvml
 from mpsctl.adapters.bounded import Call
+from mpsctl.model.names import door_unit
 
 if TYPE_CHECKING:
     from mpsctl.store.world import World
@@ -34,7 +35,7 @@ class Asked:
         from mpsctl.store import configuration  # NVML works meanwhile
 
         instances = dict.fromkeys([*configuration.names(world), *names])
-        self._units = [*map(unit_of, instances), HEALTH_TIMER]
+        self._units = [*units_of(instances), HEALTH_TIMER]
         self._shown = world.systemd.begin_show(self._units)
 
     def shown(self, units: Sequence[str]) -> Optional[Mapping[str, Mapping[str, str]]]:
@@ -43,6 +44,11 @@ class Asked:
         :raises NotReady: if systemd does not answer.
         """
         return self._shown() if set(units) <= set(self._units) else None
+
+
+def units_of(names: Iterable[str]) -> list[str]:
+    """The units of instances: the daemons' and the front doors'."""
+    return [unit for name in names for unit in (unit_of(name), door_unit(name))]
 
 
 def unit_of(name: str) -> str:

@@ -15,8 +15,10 @@ from mpsctl.model.fit import Card
 from mpsctl.model.gpu import Device, Gpu, Load
 from mpsctl.model.instance import Instance
 from mpsctl.observe.process_facts import GpuProcess, Obstacle
+from mpsctl.store.admission import OPEN, Admission
 from mpsctl.store.desired_values import DesiredValue
 from mpsctl.store.drains import Drain
+from mpsctl.store.front_door_notes import Notes
 
 NOT_TOLD, NO_RIGHT, NO_ANSWER, ABSENT = "not told", "no right", "no answer", "absent"
 
@@ -71,6 +73,8 @@ class UnitFacts:
     needs_daemon_reload: bool = False
     invocation: str = ""
     active_since_s: Optional[float] = None
+    listens_on: Optional[Path] = None
+    """of a socket unit: its path"""
 
     @property
     def active(self) -> bool:
@@ -272,6 +276,35 @@ class Waiting:
     command: str
 
 
+@dataclass(frozen=True)
+class DoorFacts:
+    """The front door of an instance: its socket's unit, and whether the name that clients look for leads to the socket
+    (``leads``). ``admission`` is what the door was told last, None where nothing that can be read was; ``notes`` is what
+    the door wrote down."""
+
+    unit: UnitFacts
+    leads: bool
+    admission: Optional[Admission] = None
+    notes: Notes = field(default_factory=Notes)
+
+    @property
+    def stands(self) -> bool:
+        """Whether somebody listens where clients look."""
+        return self.leads and self.unit.active
+
+    @property
+    def lets_in_to(self) -> int:
+        """The pid of the daemon to which clients are passed on; 0 while they are not."""
+        told = self.admission
+        return told.daemon.pid if told is not None and told.state == OPEN and told.daemon is not None else 0
+
+    @property
+    def directory(self) -> Optional[Path]:
+        """The daemon's own directory, as the door was told."""
+        told = self.admission
+        return Path(told.daemon.pipe_directory) if told is not None and told.daemon is not None else None
+
+
 @dataclass
 class InstanceFacts:
     """One instance as found. ``desired`` is None where its file is refused (``refused`` says why).
@@ -290,15 +323,14 @@ class InstanceFacts:
     drain: Optional[Drain] = None
     short_lives: int = 0
     in_force_s: Optional[float] = None
-    door_open: bool = False
-    door_leads_to: Optional[Path] = None
+    door: Optional[DoorFacts] = None
     main: Optional[MainProcess] = None
     group_id: Optional[int] = None
     group_refused: Optional[BadValue] = None
-    restricted_as_desired: Optional[bool] = None
-    """whether just those who may connect can; None: not looked at"""
     missing_files: Optional[tuple[str, ...]] = None
     """files that its daemon made and that are gone; None: the directory cannot be read"""
+    directory_closed: Optional[bool] = None
+    """whether only root and the daemon's servers come to the daemon's own directory; None: not looked at"""
     guards_limits: Optional[bool] = None
     """whether the daemon lets nobody but root change limits (550 on); None: not told"""
     access: Optional[Obstacle] = None
@@ -324,6 +356,12 @@ class InstanceFacts:
     @property
     def active(self) -> bool:
         return self.unit.active
+
+    @property
+    def door_open(self) -> bool:
+        """Whether clients come through the front door to the daemon that runs."""
+        door = self.door
+        return door is not None and door.stands and self.pid != 0 and door.lets_in_to == self.pid
 
     @property
     def pid(self) -> int:

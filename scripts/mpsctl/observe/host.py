@@ -15,9 +15,10 @@ from mpsctl.adapters.bounded import Call
 from mpsctl.model.daemon_environment import DEFAULT_PIPE_DIRECTORY
 from mpsctl.model.errors import BadValue, MpsctlError, NotReady
 from mpsctl.model.instance import Instance
-from mpsctl.model.places import FINGERPRINT
+from mpsctl.model.names import door_unit
+from mpsctl.model.places import FINGERPRINT, Places
 from mpsctl.observe import daemons, gpus, instance, units
-from mpsctl.observe.asked import HEALTH_TIMER, Asked, unit_of
+from mpsctl.observe.asked import HEALTH_TIMER, Asked, unit_of, units_of
 from mpsctl.observe.daemons import MpsProcesses
 from mpsctl.observe.facts import NO_ANSWER, DaemonProcess, GpuFacts, InstanceFacts, UnitFacts, Unread
 from mpsctl.observe.instance import Journal, Surroundings
@@ -77,6 +78,8 @@ class HostFacts:
     systemd_unread: Optional[Unread] = None
     saved_modes: dict[str, str] = field(default_factory=dict)
     timer: Optional[UnitFacts] = None
+    doors: dict[str, UnitFacts] = field(default_factory=dict)
+    """the front doors' socket units, by instance"""
     ours_installed: bool = False
     without_file: list[str] = field(default_factory=list)
     """instances that start at boot and have no file"""
@@ -87,7 +90,7 @@ class HostFacts:
     """since boot"""
     wall_s: float = 0
     """since 1970"""
-    configuration: Path = Path("/etc/mps")
+    places: Places = field(default_factory=Places)
     default_directories: list[LeftBehind] = field(default_factory=list)
     managers: Optional[Managers] = None
     """who else manages MPS here; None: not looked at"""
@@ -101,8 +104,16 @@ class HostFacts:
         others = [daemon for daemon in self.processes.daemons if daemon.pid not in mine]
         if self.systemd_unread is None:
             return others
-        publics = [Path(one.pipe_directory) for one in self.every.values()]
-        return [one for one in others if one.directory and not any(daemons.on_directory(one, path) for path in publics)]
+        mine_by_place = [self.directories(one) for one in self.every.values()]
+        return [
+            one
+            for one in others
+            if one.directory and not any(daemons.on_directory(one, *places) for places in mine_by_place)
+        ]
+
+    def directories(self, desired: Instance) -> tuple[Path, Path]:
+        """The public directory of an instance and its daemon's own."""
+        return Path(desired.pipe_directory), self.places.pipe(desired.name)
 
     def unit(self, world: World, name: str) -> UnitFacts:
         """The unit of an instance, whether or not that has a file."""
@@ -150,7 +161,7 @@ def look(
     found.processes = daemons.answer(mps, proc_timeout_s)
     found.nvidia_on_bus = hardware.nvidia_on_bus() if found.gpus.unread or not found.gpus.gpus else True
     found.simulated, found.is_root = hardware.simulated(), os.geteuid() == 0
-    found.now_s, found.wall_s, found.configuration = world.now_s(), world.wall_s(), world.places.configuration
+    found.now_s, found.wall_s, found.places = world.now_s(), world.wall_s(), world.places
     with suppress(OSError):
         enabled = systemd.enabled_instances(world.places.units)
         found.without_file = [name for name in enabled if name not in (*every, *refused)]
@@ -212,13 +223,14 @@ def _look_deep(world: World) -> tuple[Optional[Managers], Optional[list[str]]]:
 
 def _look_at_units(world: World, found: HostFacts, begun: Optional[Asked]) -> None:
     names = [*found.every, *found.refused]
-    wanted = [*map(unit_of, names), HEALTH_TIMER]
+    wanted = [*units_of(names), HEALTH_TIMER]
     try:
         shown: Mapping[str, UnitFacts] = units.look(world, wanted, begun.shown(wanted) if begun else None)
     except (MpsctlError, OSError) as error:
         found.systemd_unread = Unread("systemd", NO_ANSWER, str(error))
         shown = {name: units.unknown(world, name) for name in wanted}
     found.units = {name: shown[unit_of(name)] for name in names}
+    found.doors = {name: shown[door_unit(name)] for name in names}
     found.timer = shown[HEALTH_TIMER]
 
 
@@ -231,7 +243,8 @@ def _looks(
         unit = found.unit(world, name)
         if name in found.every:
             inside = world.hurried(world.now_s() + DAEMON_TIMEOUT_S, unit.main_pid) if isolated else world
-            looks[name] = partial(instance.look, inside, found.every[name], unit, around)
+            door = found.doors.get(name) or units.unknown(world, door_unit(name))
+            looks[name] = partial(instance.look, inside, found.every[name], unit, door, around)
         else:
             found.instances[name] = InstanceFacts(name, unit, refused=found.refused.get(name))
     return looks

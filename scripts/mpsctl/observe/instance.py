@@ -20,6 +20,7 @@ from mpsctl.observe.facts import (
     NO_ANSWER,
     NO_RIGHT,
     Answer,
+    DoorFacts,
     GpuFacts,
     InstanceFacts,
     MainProcess,
@@ -28,7 +29,17 @@ from mpsctl.observe.facts import (
     Waiting,
 )
 from mpsctl.observe.reachability import User
-from mpsctl.store import configuration, desired_values, drains, fitting, measured, record, server_log
+from mpsctl.store import (
+    admission,
+    configuration,
+    desired_values,
+    drains,
+    fitting,
+    front_door_notes,
+    measured,
+    record,
+    server_log,
+)
 from mpsctl.store.world import World
 
 
@@ -71,7 +82,12 @@ def _last_s(world: World, unit: UnitFacts, around: Surroundings) -> Optional[flo
 
 
 def look(
-    world: World, desired: Instance, unit: UnitFacts, around: Surroundings, journal: Optional[Journal] = None
+    world: World,
+    desired: Instance,
+    unit: UnitFacts,
+    door: UnitFacts,
+    around: Surroundings,
+    journal: Optional[Journal] = None,
 ) -> InstanceFacts:
     """The facts of an instance whose desired state is given, whether or not it is what its file says."""
     journal = journal or begin_journal(world, unit, around)
@@ -82,10 +98,9 @@ def look(
     if unit.main_pid:
         found.main = main_process(unit.main_pid)
     public = Path(desired.pipe_directory)
-    found.door_leads_to = pipe.behind_door(public)
+    found.door = _door(world, desired, door)
     served = found.main.serves.pipe_directory if found.main and found.main.serves else None
-    private = served or (found.door_leads_to if unit.main_pid else None)
-    found.door_open = private is not None and found.door_leads_to == private
+    private = served or (found.door.directory if unit.main_pid else None)
     _look_at_directory(world, found, desired, public, private)
     if unit.main_pid and private is not None:
         _ask(world, found, desired, private, around, journal)
@@ -95,6 +110,17 @@ def look(
     _look_at_waiting(found)
     _look_at_processes(world, found, public, around)
     return found
+
+
+def _door(world: World, desired: Instance, unit: UnitFacts) -> DoorFacts:
+    places, name = world.places, desired.name
+    public = unit.listens_on.parent if unit.active and unit.listens_on is not None else Path(desired.pipe_directory)
+    return DoorFacts(
+        unit,
+        pipe.leads_to_door(public),
+        admission.read(places, name),
+        front_door_notes.read(places, name),
+    )
 
 
 def _look_at_devices(found: InstanceFacts, desired: Instance, gpus: GpuFacts) -> None:
@@ -137,21 +163,18 @@ def _look_at_directory(
     if user is not None and found.group_refused is None:
         try:
             found.access = reachability.closed_directory(public, user, top=top)
-            if found.access is None and private is not None and public in private.parents:
-                found.access = reachability.closed_directory(private, user, top=public)
             found.access = found.access or reachability.closed_socket(public, user)
         except OSError as error:
             found.access = process_facts.Obstacle(process_facts.CANNOT_LOOK, public, words=error.strerror or "")
     if private is None or not found.pid:
         return
     found.missing_files = daemons.missing_files(private)
+    with suppress(OSError):
+        found.directory_closed = private == world.places.pipe(desired.name) and pipe.is_closed(private)
     if found.missing_files is not None:
         with suppress(OSError):
             has_pid_file = os.path.lexists(private / daemons.PID_FILE)
             found.guards_limits = True if has_pid_file else None if found.missing_files else False
-    if found.group_refused is None:
-        with suppress(OSError):
-            found.restricted_as_desired = pipe.is_restricted_as(private, found.group_id)
 
 
 def _who_connects(desired: Instance, group: Optional[int]) -> Optional[User]:
@@ -189,6 +212,10 @@ def _ask(
     journal: Optional[Journal],
 ) -> None:
     """What the daemon tells, and the journal, which is read meanwhile."""
+    if os.geteuid() != 0 and not os.access(private, os.X_OK):
+        found.answer = Answer(facts.REFUSED, "its directory is root's alone")
+        _read_journal(found, journal)
+        return
     if found.main is not None and found.main.stopped:
         found.answer = Answer(facts.STOPPED)
         _read_journal(found, journal)

@@ -92,7 +92,7 @@ def closed_socket(public: Path, user: User, root: Path = TOP) -> Optional[Obstac
 
     :raises OSError: if it may not be looked at.
     """
-    socket = public / pipe.PUBLIC_NAMES[0]
+    socket = public / pipe.PUBLIC_NAME
     try:
         about = os.stat(_below(root, socket))
     except (FileNotFoundError, NotADirectoryError):
@@ -169,7 +169,7 @@ def _directory(pid: int, environment: Mapping[str, str], publics: Sequence[Path]
         return other
     if public is None and publics and apart and os.path.isdir(seen):
         return Obstacle(process_facts.OTHER_MOUNT, seen)
-    return _closed(pid, seen, public, root, top) or _no_socket(seen, publics, root)
+    return _closed(pid, seen, root, top) or _no_socket(seen, publics, root)
 
 
 def _is_apart(pid: int, other: int) -> bool:
@@ -178,22 +178,15 @@ def _is_apart(pid: int, other: int) -> bool:
     return procfs.container(pid) is not None or (None not in (mine, others) and mine != others)
 
 
-def _closed(pid: int, seen: Path, public: Optional[Path], root: Path, top: Path) -> Optional[Obstacle]:
+def _closed(pid: int, seen: Path, root: Path, top: Path) -> Optional[Obstacle]:
     user = of_process(pid)
     if user is None:
         return None
-    closed = closed_directory(seen, user, root, top)
-    private = pipe.behind_door(public) if public and not closed else None
-    if private is not None:
-        # Where only a group may connect, the daemon's own directory behind the front door is closed to all others.
-        barred = closed_directory(seen / private.name, user, root, seen)
-        if barred is not None:
-            closed = Obstacle(process_facts.NOT_IN_GROUP, barred.path, barred.user, barred.mode, barred.owner)
-    return closed or closed_socket(seen, user, root)
+    return closed_directory(seen, user, root, top) or closed_socket(seen, user, root)
 
 
 def _no_socket(seen: Path, publics: Sequence[Path], root: Path) -> Optional[Obstacle]:
-    if publics or os.path.lexists(_below(root, seen / pipe.PUBLIC_NAMES[0])):
+    if publics or os.path.lexists(_below(root, seen / pipe.PUBLIC_NAME)):
         return None
     return Obstacle(process_facts.NO_SOCKET, seen)
 

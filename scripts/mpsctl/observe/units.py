@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Mapping, Optional, Sequence
 
 from mpsctl.observe.facts import UnitFacts
@@ -42,8 +43,15 @@ def _facts(world: World, name: str, shown: Mapping[str, str]) -> UnitFacts:
         enabled=world.systemd.enabled(name),
         needs_daemon_reload=shown.get("NeedDaemonReload") == "yes",
         invocation=shown.get("InvocationID", ""),
+        listens_on=_path(shown.get("Listen", "")),
         active_since_s=int(since) / _MICROSECONDS if since.isdigit() and since != "0" else None,
     )
+
+
+def _path(listen: str) -> Optional[Path]:
+    """The path of a socket unit: ``/run/x (SequentialPacket)`` (systemd 252, 257)."""
+    path = listen.partition(" (")[0]
+    return Path(path) if path.startswith("/") else None
 
 
 def _number(text: object) -> int:

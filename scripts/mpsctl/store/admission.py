@@ -99,3 +99,9 @@ def _locked(places: Places, instance: str, kind: int) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def open_directory(places: Places, instance: str) -> Optional[Path]:
+    """The daemon's own directory, for its commands, while clients are let in; None while they are not."""
+    found = read(places, instance)
+    return Path(found.daemon.pipe_directory) if found and found.state == OPEN and found.daemon else None

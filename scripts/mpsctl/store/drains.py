@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Optional
 
@@ -28,13 +28,14 @@ from mpsctl.store.world import World
 class Drain:
     """``since`` is the local time, for people. ``run_pid`` and ``run_started_at`` name the process of a run that
     drains for as long as it needs; None where an operator drains. ``by`` is who drained and ``why`` what for, empty
-    where that was not written down."""
+    where that was not written down. ``refuse`` is whether clients that come are refused at once, not made to wait."""
 
     since: str
     run_pid: Optional[int] = None
     run_started_at: Optional[int] = None
     by: str = ""
     why: str = ""
+    refuse: bool = False
 
 
 def _path(world: World, name: str) -> Path:
@@ -55,10 +56,13 @@ def read(world: World, name: str) -> Optional[Drain]:
     return found
 
 
-def mark(world: World, name: str, of_this_run: bool = False, why: str = "") -> Drain:
-    """Mark an instance as drained, and by whom; a mark that is in force stays as it is."""
+def mark(world: World, name: str, of_this_run: bool = False, why: str = "", refuse: bool = False) -> Drain:
+    """Mark an instance as drained, and by whom; a mark that is in force stays as it is, but for ``refuse``."""
     known = read(world, name)
     if known is not None and (of_this_run or known.run_pid is None):
+        if not of_this_run and known.refuse != refuse:
+            known = replace(known, refuse=refuse)
+            files.write(_path(world, name), json.dumps(asdict(known)) + "\n", lasting=False)
         return known
     pid = os.getpid() if of_this_run else None
     made = Drain(
@@ -67,6 +71,7 @@ def mark(world: World, name: str, of_this_run: bool = False, why: str = "") -> D
         run_started_at=None if pid is None else procfs.started_at(pid),
         by=_login_user(),
         why=why,
+        refuse=refuse,
     )
     files.write(_path(world, name), json.dumps(asdict(made)) + "\n", lasting=False)
     return made

@@ -1,0 +1,116 @@
+"""What the unit's commands and drains tell the front door of an instance.
+
+Every word goes into one file, which the door reads before each client that it passes on. Whoever closes the door may
+look at the daemon's clients at once: the word is in force when these functions return.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Optional
+
+from mpsctl.adapters import procfs
+from mpsctl.model.instance import Instance
+from mpsctl.store import admission, configuration, drains
+from mpsctl.store.admission import CLOSED, OPEN, WAITING, Admission, ServedDaemon
+from mpsctl.store.world import World
+
+_STARTS, _STOPPED = "the daemon's limits are not in force yet", "the unit was stopped"
+
+
+def wait_for_start(world: World, instance: Instance) -> None:
+    """Whoever comes waits, as far as no drain refuses him: a daemon is about to start, or to start again.
+
+    :raises BadValue: if the host does not have the group that may connect.
+    """
+    _write(world, instance, _drained(world, instance) or _said(instance, WAITING, _STARTS))
+
+
+def let_in(world: World, instance: Instance, daemon: ServedDaemon) -> Optional[drains.Drain]:
+    """Let clients through to a daemon whose limits were read back, unless the instance is drained; the drain then.
+
+    A drain may begin at the same moment: it marks first and closes then, so the mark is looked at again.
+
+    :raises BadValue: if the host does not have the group that may connect.
+    """
+    found = _said(instance, OPEN, "", daemon)
+    if drains.read(world, instance.name) is None:
+        _write(world, instance, found)
+    drained = drains.read(world, instance.name)
+    if drained is not None:
+        _write(world, instance, _drained(world, instance, daemon) or found)
+    return drained
+
+
+def close_for_drain(world: World, name: str) -> Optional[Admission]:
+    """Let nobody new in, as the drain's mark says; what stood before. Later connections of clients that were let in
+    before go through."""
+    before = admission.read(world.places, name)
+    known = before or Admission(WAITING)
+    drained = drains.read(world, name)
+    state = CLOSED if drained is not None and drained.refuse else WAITING
+    admission.write(world.places, name, replace(known, state=state, why=_told(drained), daemon=_alive(known.daemon)))
+    return before
+
+
+def close_for_end(world: World, name: str, refuse: bool) -> Optional[Admission]:
+    """Let nobody new in because the daemon is about to end; what stood before. With ``refuse`` nobody waits for the
+    next one."""
+    before = admission.read(world.places, name)
+    known = before or Admission(WAITING)
+    if refuse:
+        found = replace(known, state=CLOSED, why=_STOPPED)
+    elif known.state == CLOSED:  # a drain that refuses outlasts a restart
+        found = known
+    else:
+        found = replace(known, state=WAITING, why=_STARTS)
+    admission.write(world.places, name, replace(found, daemon=_alive(known.daemon)))
+    return before
+
+
+def reopen(world: World, name: str, before: Optional[Admission]) -> None:
+    """Bring back what stood before ``close_for_drain``, where that daemon still runs and nobody else has drained."""
+    if before is None or before.daemon is None or _alive(before.daemon) is None:
+        return
+    if drains.read(world, name) is None:
+        admission.write(world.places, name, before)
+
+
+def refuse_all(world: World, name: str) -> None:
+    """The instance was stopped: whoever comes is told so at once."""
+    known = admission.read(world.places, name) or Admission(CLOSED)
+    admission.write(world.places, name, replace(known, state=CLOSED, why=_STOPPED, daemon=None))
+
+
+def served(pid: int, pipe_directory: Path) -> Optional[ServedDaemon]:
+    """A daemon's process as the front door knows it, or None where it has ended."""
+    started_at = procfs.started_at(pid)
+    return None if started_at is None else ServedDaemon(pid, started_at, str(pipe_directory))
+
+
+def _write(world: World, instance: Instance, found: Admission) -> None:
+    admission.write(world.places, instance.name, found)
+
+
+def _said(instance: Instance, state: str, why: str, daemon: Optional[ServedDaemon] = None) -> Admission:
+    return Admission(
+        state, why, daemon, instance.client_wait_s, configuration.gid_of(instance), multi_user=instance.multi_user
+    )
+
+
+def _drained(world: World, instance: Instance, daemon: Optional[ServedDaemon] = None) -> Optional[Admission]:
+    found = drains.read(world, instance.name)
+    if found is None:
+        return None
+    return _said(instance, CLOSED if found.refuse else WAITING, _told(found), daemon)
+
+
+def _told(drained: Optional[drains.Drain]) -> str:
+    if drained is None:
+        return _STARTS
+    return f"drained since {drained.since}" + (f" ({drained.why})" if drained.why else "")
+
+
+def _alive(daemon: Optional[ServedDaemon]) -> Optional[ServedDaemon]:
+    return daemon if daemon is not None and procfs.started_at(daemon.pid) == daemon.started_at else None

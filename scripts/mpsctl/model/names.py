@@ -1,0 +1,13 @@
+"""The names of an instance's units. Cheap to import: whatever begins a look needs them first."""
+
+from __future__ import annotations
+
+
+def door_unit(name: str) -> str:
+    """The socket unit of an instance, by the instance's name."""
+    return f"mps-front-door@{name}.socket"
+
+
+def door_service(name: str) -> str:
+    """The service behind an instance's socket unit, by the instance's name."""
+    return f"mps-front-door@{name}.service"
