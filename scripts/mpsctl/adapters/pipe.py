@@ -119,7 +119,7 @@ def _is_former(path: Path) -> bool:
 
 
 def remove_former(public: Path) -> None:
-    """Remove what release 0.2.0 left in a public directory. Only ours: the names have its form; and none that is served.
+    """Remove what release 0.2.0 left in a public directory: what has its form of name, and is not served.
 
     A daemon whose directory is gone lives on, answers nobody and keeps its GPU (control daemon 550).
     """

@@ -150,7 +150,7 @@ def front_door(view: View) -> Finding:
     one, door = view.one, view.one.door
     if door is None or one.public is None or view.host.systemd_unread:
         return unknown(words.unread(view.host.systemd_unread) if view.host.systemd_unread else "it was not looked at")
-    amiss = _no_door(one, door, one.public)
+    amiss = _no_door(door, one.public)
     if amiss is not None:
         return amiss
     if door.notes.unknown_greeting:
@@ -175,7 +175,7 @@ def front_door(view: View) -> Finding:
     return failed(line, "clients are let in", reload(one), reasons=reasons, mends=RELOAD)
 
 
-def _no_door(one: InstanceFacts, door: facts.DoorFacts, public: Path) -> Optional[Finding]:
+def _no_door(door: facts.DoorFacts, public: Path) -> Optional[Finding]:
     """What is wrong with the socket that clients look for, or None."""
     unit = door.unit
     if unit.load_state == "masked":

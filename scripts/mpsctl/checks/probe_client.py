@@ -125,7 +125,8 @@ def _look(world: World, one: InstanceFacts, allocate: bool, timeout_s: float) ->
     instance = one.desired
     if instance is None or not one.door_open:
         raise NotReady("the instance lets no clients in")
-    assert one.door is not None and one.door.directory is not None
+    assert one.door is not None  # it is open
+    assert one.door.directory is not None
     daemon = world.daemon_of(instance.name, one.door.directory)
     users = users_of(world, instance, daemon)
     uuids = tuple(device.uuid for device in one.devices)

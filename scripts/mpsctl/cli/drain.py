@@ -20,7 +20,8 @@ def drain(world: World, options: argparse.Namespace) -> int:
     timeout_s = checked.option("--timeout", check_timeout_s, options.timeout)
     why = checked.option("--reason", check_reason, options.reason)
     instances = _instances(world, options.instances)
-    drained = lifecycle.drain(world, instances, timeout_s, options.terminate, why={one.name: why for one in instances})
+    reasons = {one.name: why for one in instances}
+    drained = lifecycle.drain(world, instances, timeout_s, options.terminate, why=reasons, refuse=options.refuse)
     if options.json:
         output.say_json({"instances": {found.instance: found.as_json(world.now_s()) for found in drained}})
     elif not drained:

@@ -11,6 +11,7 @@ from mpsctl.cli.output import say
 from mpsctl.model.finding import OK
 from mpsctl.model.foreign import shown
 from mpsctl.observe.facts import ClientFacts, GpuFacts, InstanceFacts, ServerFacts, Value
+from mpsctl.store.admission import CLOSED
 
 
 def show(found: Report) -> None:

@@ -176,6 +176,12 @@ def _drain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", metavar="S", default="300", help="seconds to wait (default: %(default)s)")
     parser.add_argument("--terminate", action="store_true", help="end those that are left then, by the daemon first")
     parser.add_argument("--reason", metavar="TEXT", default="", help="why, for whoever finds the instance drained")
+    parser.add_argument(
+        "--refuse",
+        action="store_true",
+        help="clients that come get CUDA error 805 at once, else they wait at the front door: needed before a change of"
+        " the driver, since who waits has its libraries loaded",
+    )
 
 
 def _remove(parser: argparse.ArgumentParser) -> None:

@@ -17,8 +17,10 @@ from mpsctl.store.world import World
 
 @dataclass(eq=False, repr=False)
 class OpenFrontDoor(Step):
-    """Have somebody listen where clients look for the daemon. Whoever comes waits there until the daemon's limits are in
-    force; clients that are connected notice nothing."""
+    """Have somebody listen where clients look for the daemon.
+
+    Whoever comes waits there until the daemon's limits are in force; clients that are connected notice nothing.
+    """
 
     kind = "open-front-door"
     live = True

@@ -162,8 +162,8 @@ def _stands_elsewhere(facts: InstanceFacts) -> Optional[Path]:
 
 
 def _why_not_moved(found: Situation) -> Optional[str]:
-    """Why no front door can be moved now: systemd closes the sockets of all as soon as it knows their new place, and who
-    came to the old one then would run outside MPS."""
+    """Why no front door can be moved now. systemd closes the sockets of all as soon as it knows their new place, and
+    who came to the old one then would run outside MPS."""
     moving = [found.facts(one.name) for one in found.desired.instances]
     busy = [facts.name for facts in moving if _stands_elsewhere(facts) and (facts.clients or facts.clients_unknown)]
     if not busy:

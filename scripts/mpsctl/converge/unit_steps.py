@@ -16,6 +16,8 @@ from mpsctl.model.names import door_service, door_unit
 from mpsctl.store import saved_compute_modes
 from mpsctl.store.world import World
 
+_FORGOTTEN = ("mps-control@*.service", "mps-front-door@*", "mps-health.service")
+
 
 def call(context: Context, verb: str, units: Sequence[str]) -> None:
     """Have systemd do something with units; what it says against it is a problem of the run."""
@@ -77,9 +79,7 @@ class ReloadSystemd(Step):
     def act(cls, steps: Sequence[ReloadSystemd], context: Context) -> None:
         problem = context.world.systemd.act("daemon-reload")
         if any(step.after_removal for step in steps):
-            context.world.systemd.act(
-                "reset-failed", ["mps-control@*.service", "mps-front-door@*", "mps-health.service"]
-            )
+            context.world.systemd.act("reset-failed", _FORGOTTEN)
         else:
             systemd.ensure(problem, "systemctl daemon-reload")
 
@@ -136,8 +136,8 @@ class Restart(Step):
     """Restart the daemon of an instance, once nobody is connected to it.
 
     ``frees`` are the UUIDs of GPUs that it serves and that no instance has afterwards: they get back the compute modes
-    from before the first start. ``moves_from`` is the public directory at which its front door stands, where another one
-    is desired.
+    from before the first start. ``moves_from`` is the public directory at which its front door stands, where another
+    one is desired.
     """
 
     kind = "restart"

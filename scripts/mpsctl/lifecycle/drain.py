@@ -84,8 +84,8 @@ def drain(
     """Let no new client into the instances and wait for the connected ones, within one bound for all of them.
 
     With ``end_clients`` those that are left then are ended. ``of_this_run`` marks the instances for as long as this
-    process lives, else they stay closed until ``undrain``. ``why`` is what each is drained for, by its name. Clients that
-    come wait at the front door, or with ``refuse`` are refused at once. The daemons stay up.
+    process lives, else they stay closed until ``undrain``. ``why`` is what each is drained for, by its name. Clients
+    that come wait at the front door, or with ``refuse`` are refused at once. The daemons stay up.
     """
     reasons = why or {}
     main_pids = _main_pids(world, instances)

@@ -21,8 +21,8 @@ DAEMON_DIRECTORY_MAX_BYTES = 87
 socket address. At 88 it exits with 1 and says nothing (control daemons 535, 550, 555)."""
 
 PUBLIC_DIRECTORY_MAX_BYTES = 74
-"""The longest pipe directory of clients. ``<directory>/front-door`` and what NVIDIA's library puts together from it must
-fit a socket address, and release 0.2.0, which served a directory inside it, took no longer one."""
+"""The longest pipe directory of clients. Its sockets' names must fit a socket address, and release 0.2.0, which
+served a directory inside it, took no longer one."""
 
 _USER = re.compile(r"[a-z_][a-z0-9_.-]{0,31}|0|[1-9][0-9]{0,9}", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")

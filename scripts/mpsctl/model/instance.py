@@ -22,9 +22,9 @@ class Instance:
     many clients are to fit on each device. ``limit_bypass`` says what becomes of a client that shook off its
     limit: REPORT, or TERMINATE after ``limit_bypass_grace_s`` seconds. ``distributed_jobs`` is what is said of
     ranks of a distributed training run among its clients: IGNORE, WARN or FAIL. ``unresponsive_daemon`` is what
-    becomes of a daemon that answers nothing: REPORT or RESTART. ``client_wait_s`` is how many seconds a client waits at the
-    front door. Only root and the members of ``group`` may
-    connect, or everyone where it is None. What the keys of its file are called: ``settings``.
+    becomes of a daemon that answers nothing: REPORT or RESTART. ``client_wait_s`` is how many seconds a client waits at
+    the front door. Only root and the members of ``group`` may connect, or everyone where it is None. What the keys of
+    its file are called: ``settings``.
     """
 
     name: str

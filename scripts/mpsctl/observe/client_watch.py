@@ -1,11 +1,12 @@
 """Whether a process, or one that it started, became an MPS client; and if not, why.
 
 CUDA says nothing when it finds no daemon: the program runs, outside MPS, with the whole GPU. So it is looked
-for in NVML's list of MPS clients and in the daemon's own. Nothing here needs root.
+for in NVML's list of MPS clients, in what the front door wrote down, and, as root, in the daemon's own list.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from mpsctl.model.gpu import Device
 from mpsctl.model.instance import Instance
 from mpsctl.observe import reachability
 from mpsctl.observe.process_facts import Obstacle
+from mpsctl.store import admission, front_door_notes
 from mpsctl.store.world import World
 
 _LIBRARY = "libcuda.so"
@@ -75,8 +77,15 @@ class Watch:
             self.own_variables[pid] = wrong
 
     def _ask_daemon(self) -> None:
+        """Or the front door, which wrote down whom it let in, where only root comes to the daemon."""
+        places, name = self.world.places, self.instance.name
+        self._found("the front door", (one.pid for one in front_door_notes.read(places, name).let_in))
+        told = admission.read(places, name)
+        directory = Path(told.daemon.pipe_directory) if told is not None and told.daemon else places.pipe(name)
+        if self.client is not None or not os.access(directory, os.X_OK):
+            return
         try:
-            daemon = self.world.daemon_of(self.instance.name, self.public)
+            daemon = self.world.daemon_of(name, directory)
             lines = daemon.ask([control.SERVER_LIST], deadline_s=2)[0]
             servers = [word for line in lines for word in line.split() if word.isdigit()]
             if servers:

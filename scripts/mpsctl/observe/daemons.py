@@ -167,7 +167,7 @@ def devices(daemon: DaemonProcess, gpus: Sequence[Gpu]) -> Optional[tuple[str, .
 
 
 def on_directory(daemon: DaemonProcess, public: Path, own: Path) -> bool:
-    """Whether a daemon serves an instance's public directory on this host, one inside it, or ``own``, by its environment
-    and never by a title."""
+    """Whether a daemon serves an instance's public directory on this host, one inside it, or ``own``, by its
+    environment and never by a title."""
     served = None if daemon.elsewhere else daemon.directory
     return served is not None and (served in (public, own) or public in served.parents)

@@ -279,8 +279,8 @@ class Waiting:
 @dataclass(frozen=True)
 class DoorFacts:
     """The front door of an instance: its socket's unit, and whether the name that clients look for leads to the socket
-    (``leads``). ``admission`` is what the door was told last, None where nothing that can be read was; ``notes`` is what
-    the door wrote down."""
+    (``leads``). ``admission`` is what the door was told last, None where nothing that can be read was; ``notes`` is
+    what the door wrote down."""
 
     unit: UnitFacts
     leads: bool

@@ -7,21 +7,26 @@ server only when that starts.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
+import socket
 import time
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Callable, Iterator, Mapping, Optional, Sequence
 
+from mpsctl.adapters import files
 from mpsctl.adapters.control_daemon import Daemon, NotServed, Unreachable
 from mpsctl.adapters.nvml import Nvml
 from mpsctl.lifecycle import apply, prepare, stop
 from mpsctl.model import settings
 from mpsctl.model.errors import MpsctlError, NotInForce, NotReady
 from mpsctl.model.gpu import Gpu, Load, MigDevice
+from mpsctl.model.names import door_unit
 from mpsctl.model.places import Places
+from mpsctl.store import admission, configuration
 from mpsctl.store.world import World
 
 H200_MIB = 143_771
@@ -374,6 +379,7 @@ class Unit:
     restarts: int = 0
     load_state: str = "loaded"
     active_since_s: float = 0
+    listen: str = ""
 
 
 class FakeSystemd:
@@ -420,6 +426,7 @@ class FakeSystemd:
             "Result": unit.result,
             "NeedDaemonReload": "yes" if unit.stale else "no",
             "InvocationID": unit.invocation,
+            "Listen": unit.listen,
         }
 
     def enabled(self, unit: str) -> bool:
@@ -491,6 +498,8 @@ class Host:
         self.processes: dict[int, Process] = {}
         self.daemons: dict[Path, FakeDaemon] = {}
         self.new_daemon: Callable[[int], FakeDaemon] = FakeDaemon
+        self.with_doors = True
+        """whether an instance's start stands its front door up, as its unit has it (Wants=)"""
         self.said: list[str] = []
         self.signals: list[tuple[int, signal.Signals]] = []
         self._next_pid = 5000
@@ -516,9 +525,6 @@ class Host:
         return time.mktime((2026, 11, 29, 14, 30, 0, 0, 0, -1)) + self.clock.now_s - 1000
 
     def _daemon(self, pipe_directory: Path, lock: Optional[Path]) -> Daemon:
-        door = pipe_directory / "control"
-        if door.is_symlink():  # a public directory whose front door is open
-            pipe_directory = pipe_directory / door.readlink().parent
         if pipe_directory not in self.daemons:
             absent = FakeDaemon()
             absent.unreachable = True
@@ -611,6 +617,8 @@ class Host:
 
     def prepared(self, name: str = "0") -> FakeDaemon:
         """ExecStartPre and ExecStart: a daemon that runs, its limits not yet set."""
+        if self.systemd.unit(door_unit(name)).active_state != "active" and self.with_doors:
+            self.stand_door(name, Path(configuration.load(self.world, name).pipe_directory))
         environment = prepare.prepare(self.world, name)
         daemon = self.launch(
             {
@@ -658,6 +666,9 @@ class Host:
     def _carry_out(self, verb: str, unit_name: str) -> Optional[str]:
         name = unit_name.removeprefix("mps-control@").removesuffix(".service")
         unit = self.systemd.unit(unit_name)
+        if unit_name.startswith("mps-front-door@") and unit_name.endswith(".socket"):
+            self._carry_out_door(verb, unit_name.removeprefix("mps-front-door@").removesuffix(".socket"))
+            return None
         if not unit_name.startswith("mps-control@"):
             unit.active_state = "inactive" if verb == "stop" else "active"
             return None
@@ -674,10 +685,44 @@ class Host:
             return f"Job for {unit_name} failed: {error}"
         return None
 
+    # -- the front door
+
+    def _carry_out_door(self, verb: str, name: str) -> None:
+        if verb in ("start", "restart"):
+            self.stand_door(name)
+        elif verb == "stop":
+            self.systemd.unit(door_unit(name)).active_state = "inactive"
+
+    def stand_door(self, name: str = "0", public: Optional[Path] = None) -> None:
+        """What systemd does at a start of the socket's unit: the socket, and the name that clients look for."""
+        public = public or self.pipe_root / name
+        files.make_directory(public / "control_lock")
+        door = public / "front-door"
+        door.unlink(missing_ok=True)
+        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as listener:
+            listener.bind(str(door))
+        door.chmod(0o666)
+        files.replace_symlink(public / "control", "front-door")
+        unit = self.systemd.unit(door_unit(name))
+        unit.active_state, unit.sub_state, unit.enabled = "active", "listening", True
+        unit.listen = f"{door} (SequentialPacket)"
+
+    def own(self, name: str = "0") -> Path:
+        """The daemon's own directory."""
+        return self.places.pipe(name)
+
+    def tell_door(self, state: str, name: str = "0") -> None:
+        """The front door is told another state than it was."""
+        told = admission.read(self.places, name)
+        assert told is not None
+        admission.write(self.places, name, replace(told, state=state))
+
     # -- looking
 
     def door_is_open(self, name: str = "0") -> bool:
-        return (self.pipe_root / name / "control").is_symlink()
+        """Whether the front door is told to let clients in."""
+        told = admission.read(self.places, name)
+        return told is not None and told.state == admission.OPEN
 
     def snapshot(self) -> dict[str, tuple[object, ...]]:
         """Every path under the root with its mode, its time and what it holds."""

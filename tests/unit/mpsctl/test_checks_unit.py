@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Callable
 
 import pytest
 
@@ -13,8 +15,11 @@ from mpsctl.adapters import procfs
 from mpsctl.checks import report
 from mpsctl.checks.judgement import VERIFY
 from mpsctl.lifecycle import apply
-from mpsctl.model.finding import CRITICAL, OK, UNKNOWN, WARNING
+from mpsctl.model.finding import CONVERGE, CRITICAL, OK, PERSON, RELOAD, UNKNOWN, WARNING
+from mpsctl.model.names import door_unit
 from mpsctl.observe import host as look
+from mpsctl.store import admission, front_door_notes
+from mpsctl.store.front_door_notes import Notes
 
 # -- healthy
 
@@ -82,8 +87,9 @@ def test_a_unit_that_does_not_run_and_what_cannot_be_told_without_it(host: Host)
     host.systemd.unit(UNIT).enabled = True
     found = amiss(judge(host))
     assert found.pop("unit-active") == CRITICAL
+    assert [found.pop(name) for name in ("front-door", "front-door-enabled")] == [CRITICAL] * 2
     assert set(found.values()) == {UNKNOWN}
-    for name in ("main-process", "daemon-answers", "front-door", "memory-limit", "server-state", "client-limits"):
+    for name in ("main-process", "daemon-answers", "memory-limit", "server-state", "client-limits"):
         assert name in found
 
 
@@ -105,17 +111,78 @@ def test_a_server_that_another_daemon_started(live: Host) -> None:
 
 
 def test_a_door_that_leads_to_another_daemons_directory(live: Host) -> None:
-    door = live.pipe_root / "0/control"
-    door.unlink()
-    door.symlink_to(".another0000/control")
+    told = admission.read(live.places, "0")
+    assert told is not None
+    assert told.daemon is not None
+    another = replace(told.daemon, pipe_directory="/run/another/pipe")
+    admission.write(live.places, "0", replace(told, daemon=another))
     assert "the front door leads to" in next(
         one.found for one in judge(live).instances["0"] if one.name == "main-process" and one.level == CRITICAL
     )
 
 
-def test_a_closed_door(live: Host) -> None:
+@pytest.mark.parametrize("state", [admission.WAITING, admission.CLOSED])
+def test_a_door_that_lets_nobody_in(live: Host, state: str) -> None:
+    live.tell_door(state)
+    assert only(live, "front-door", CRITICAL).mends == RELOAD
+
+
+def test_a_door_that_was_told_of_an_earlier_daemon(live: Host) -> None:
+    told = admission.read(live.places, "0")
+    assert told is not None
+    assert told.daemon is not None
+    admission.write(live.places, "0", replace(told, daemon=replace(told.daemon, pid=told.daemon.pid + 1)))
+    assert only(live, "front-door", CRITICAL).mends == RELOAD
+
+
+def name_gone(live: Host) -> None:
     (live.pipe_root / "0/control").unlink()
-    only(live, "front-door", CRITICAL)
+
+
+def name_leads_elsewhere(live: Host) -> None:
+    (live.pipe_root / "0/control").unlink()
+    (live.pipe_root / "0/control").touch()
+
+
+def socket_gone(live: Host) -> None:
+    (live.pipe_root / "0/front-door").unlink()
+
+
+def socket_unit_down(live: Host) -> None:
+    live.systemd.unit(door_unit("0")).active_state = "failed"
+
+
+@pytest.mark.parametrize("fault", [name_gone, name_leads_elsewhere, socket_gone, socket_unit_down])
+def test_a_door_that_is_not_there_lets_clients_run_outside_mps(live: Host, fault: Callable[[Host], None]) -> None:
+    fault(live)
+    found = only(live, "front-door", CRITICAL)
+    assert found.mends == CONVERGE
+    assert "outside MPS" in found.found
+
+
+def test_a_door_that_is_masked_is_for_a_person(live: Host) -> None:
+    live.systemd.unit(door_unit("0")).load_state = "masked"
+    found = only(live, "front-door", CRITICAL)
+    assert found.mends == PERSON
+    assert f"systemctl unmask {door_unit('0')}" in found.remedy
+
+
+def test_a_door_that_does_not_stand_after_a_boot(live: Host) -> None:
+    live.systemd.unit(door_unit("0")).enabled = False
+    assert only(live, "front-door-enabled", CRITICAL).mends == CONVERGE
+
+
+def test_a_door_that_does_not_understand_its_daemon(live: Host) -> None:
+    front_door_notes.write(live.places, "0", Notes(unknown_greeting=b"HELLO".hex()))
+    assert b"HELLO".hex() in only(live, "front-door", CRITICAL).found
+
+
+@pytest.mark.parametrize(("name", "mode"), [("log", 0o622), ("control", 0o666), ("control_lock", 0o644), ("", 0o711)])
+def test_a_daemons_directory_that_others_come_to(live: Host, name: str, mode: int) -> None:
+    (live.own() / name).chmod(mode)
+    assert only(live, "daemon-directory", CRITICAL).mends == RELOAD
+    apply.apply(live.world, "0", live.running().pid)
+    assert amiss(judge(live)) == {}
 
 
 @pytest.mark.wording
@@ -171,7 +238,7 @@ def test_all_questions_to_one_daemon_share_five_seconds(live: Host) -> None:
 
 @pytest.mark.parametrize("name", ["control", "control_privileged", "control_lock", "log"])
 def test_files_removed_under_a_live_daemon(live: Host, name: str) -> None:
-    next(live.pipe_root.glob(f"0/.*/{name}")).unlink()
+    (live.own() / name).unlink()
     found = only(live, "pipe-directory-files", CRITICAL)
     assert f"damage: {name} gone" in found.found
     assert "do NOT start a second daemon" in found.remedy
@@ -188,7 +255,7 @@ def test_an_ancestor_that_others_may_not_enter(live: Host, level: int) -> None:
 
 
 def test_a_socket_that_others_may_not_write(live: Host) -> None:
-    next(live.pipe_root.glob("0/.*/control")).chmod(0o644)
+    (live.pipe_root / "0/front-door").chmod(0o644)
     assert "may not connect" in only(live, "pipe-directory-access", CRITICAL).found
 
 
@@ -248,16 +315,19 @@ def without_the_pid_file(host: Host) -> None:
     (private / "nvidia-cuda-mps-control.pid").unlink()
 
 
-def test_a_daemon_that_lets_every_user_change_limits(live: Host) -> None:
+def test_a_daemon_that_lets_every_user_change_limits_who_comes_to_it(live: Host) -> None:
     without_the_pid_file(live)
-    assert "set mps_group" in only(live, "limits-guarded", WARNING).remedy
+    assert "limits-guarded" not in amiss(judge(live)), "nobody but root comes to it"
+    live.own().chmod(0o755)
+    found = judge(live)
+    assert amiss(found) == {"daemon-directory": CRITICAL, "limits-guarded": WARNING}
+    assert found.check("0", "limits-guarded").remedy == "systemctl reload mps-control@0.service"
 
 
-def test_with_a_group_only_its_members_can_and_may_enter(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_group_only_its_members_may_enter(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     gid = os.getegid()
     monkeypatch.setattr(procfs, "gid", lambda name: gid)
     live.desired(DeviceMemoryLimit="4G", ActiveThreadPercentage=50, ClientPriority=1, Group="mps")
-    live.processes[live.running().pid].gids = (gid,)
     without_the_pid_file(live)
     apply.apply(live.world, "0", live.running().pid)
     found = {one.name: one for one in judge(live).instances["0"]}

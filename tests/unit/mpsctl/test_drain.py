@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Callable, Optional
 
 import pytest
 
 from fakes import FakeDaemon, Host
 from judging import amiss, judge
-from mpsctl.adapters import pipe, procfs
+from mpsctl.adapters import procfs
 from mpsctl.checks.judgement import STATUS
 from mpsctl.checks.report import Report
 from mpsctl.lifecycle import apply, drain, health, terminate
 from mpsctl.lifecycle.drain import Drained
 from mpsctl.model.checked_values import DRAIN_TIMEOUT_S
 from mpsctl.model.finding import RELOAD, UNDRAIN, WARNING, Check
-from mpsctl.store import configuration, drains
+from mpsctl.model.places import Places
+from mpsctl.store import admission, configuration, drains
+from mpsctl.store.admission import OPEN, Admission
 from shell import Shell
 
 SERVER = 9001
@@ -222,13 +223,13 @@ def test_nothing_but_undrain_lets_clients_in_again(host: Host, what: Callable[[H
 def test_a_drain_that_begins_while_the_door_is_opened_wins(
     host: Host, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    open_door = pipe.open_door
+    write = admission.write
 
-    def interrupted(public: Path, private: Path) -> bool:
+    def interrupted(places: Places, instance: str, told: Admission) -> bool:
         drains.mark(host.world, "0")
-        return open_door(public, private)
+        return write(places, instance, told)
 
-    monkeypatch.setattr(pipe, "open_door", interrupted)
+    monkeypatch.setattr(admission, "write", interrupted)
     apply.apply(host.world, "0", daemon.pid)
     assert not host.door_is_open()
 
@@ -272,9 +273,10 @@ def test_a_drained_instance_still_gets_new_limits(host: Host, daemon: FakeDaemon
     assert not host.door_is_open()
 
 
-def test_a_drained_instance_whose_door_was_opened_by_hand_is_closed_again(host: Host, daemon: FakeDaemon) -> None:
+@pytest.mark.usefixtures("daemon")
+def test_a_drained_instance_whose_door_was_opened_by_hand_is_closed_again(host: Host) -> None:
     drained(host)
-    pipe.open_door(host.pipe_root / "0", next(path for path, one in host.daemons.items() if one is daemon))
+    host.tell_door(OPEN)
     assert RELOAD in look(host).mends("0")
     reload(host)
     assert not host.door_is_open()

@@ -1,16 +1,17 @@
-"""The front door: relative links in the public directory to the daemon's own."""
+"""The public directory with the front door, and the daemon's own; and how files are replaced."""
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from fakes import Host
 from mpsctl.adapters import files, pipe, procfs
-from mpsctl.model.checked_values import PRIVATE_NAME_BYTES
+from mpsctl.model.errors import NotAFile
 
 
 @pytest.fixture
@@ -18,92 +19,73 @@ def public(root: Path) -> Path:
     return root / "mps" / "0"
 
 
-def test_the_links_are_relative_and_so_hold_in_a_container_that_mounts_the_directory_elsewhere(public: Path) -> None:
-    private = pipe.new_private(public)
-    (private / "control").write_text("the socket")
-    assert pipe.open_door(public, private)
-    elsewhere = public.with_name("elsewhere")
-    public.rename(elsewhere)
-    for name in ("control", "control_privileged"):
-        assert not (elsewhere / name).readlink().is_absolute()
-    assert (elsewhere / "control").read_text() == "the socket"
+def test_the_name_that_clients_look_for_holds_in_a_container_that_mounts_the_directory_elsewhere(host: Host) -> None:
+    host.stand_door()
+    assert pipe.leads_to_door(host.pipe_root / "0")
+    elsewhere = host.pipe_root / "elsewhere"
+    (host.pipe_root / "0").rename(elsewhere)
+    assert pipe.leads_to_door(elsewhere)
 
 
-def test_opening_an_open_door_changes_nothing(public: Path) -> None:
-    private = pipe.new_private(public)
-    pipe.open_door(public, private)
-    before = (public / "control").lstat().st_ino
-    assert not pipe.open_door(public, private)
-    assert (public / "control").lstat().st_ino == before
+@pytest.mark.parametrize("amiss", ["absent", "dangling", "file", "another socket"])
+def test_a_name_that_does_not_lead_to_the_front_door(host: Host, amiss: str) -> None:
+    host.stand_door()
+    public = host.pipe_root / "0"
+    name = public / "control"
+    name.unlink()
+    if amiss == "dangling":
+        name.symlink_to("nothing")
+    elif amiss == "file":
+        name.touch()
+    elif amiss == "another socket":
+        host.stand_door("1")
+        name.symlink_to("../1/front-door")
+    assert not pipe.leads_to_door(public)
 
 
-def test_an_open_door_moves_to_the_next_daemon_in_one_step(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = pipe.new_private(public), pipe.new_private(public)
-    pipe.open_door(public, first)
-    seen: list[bool] = []
-    replace = os.replace
-
-    def watched(source: Path, target: Path) -> None:
-        seen.append(target.is_symlink())
-        replace(source, target)
-        seen.append(target.is_symlink())
-
-    monkeypatch.setattr(os, "replace", watched)
-    assert pipe.open_door(public, second)
-    assert seen == [True] * 4
-    assert pipe.behind_door(public) == second
-
-
-def test_a_closed_door_leads_nowhere(public: Path) -> None:
-    assert pipe.behind_door(public) is None
-    pipe.open_door(public, pipe.new_private(public))
-    pipe.close_door(public)
-    assert pipe.behind_door(public) is None
-    pipe.close_door(public)
+@pytest.mark.parametrize("kind", ["link", "file", "folder"])
+def test_the_daemons_own_directory_is_made_anew_and_follows_no_link(root: Path, kind: str) -> None:
+    own, elsewhere = root / "pipe", root / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+    if kind == "link":
+        own.symlink_to(elsewhere)
+        with pytest.raises(NotAFile, match="is a link"):
+            pipe.make(own)
+        pipe.remove(own)
+    else:
+        own.touch() if kind == "file" else shutil.copytree(elsewhere, own)
+        pipe.make(own)
+        assert list(own.iterdir()) == []
+    assert (elsewhere / "kept").exists()
 
 
-def test_a_closed_door_leaves_the_daemons_own_directory(public: Path) -> None:
-    private = pipe.new_private(public)
-    pipe.open_door(public, private)
-    pipe.close_door(public)
-    assert list(public.iterdir()) == [private]
-
-
-@pytest.mark.parametrize("umask", [0o077, 0o000])
-def test_the_servers_user_gets_through_whatever_the_umask(public: Path, umask: int) -> None:
-    before = os.umask(umask)
-    try:
-        private = pipe.new_private(public)
-    finally:
-        os.umask(before)
-    assert private.stat().st_mode & 0o7777 == 0o711
-    assert public.stat().st_mode & 0o7777 == 0o755
-
-
-def test_an_existing_public_directory_keeps_its_mode(public: Path) -> None:
-    public.mkdir(parents=True)
-    public.chmod(0o750)
-    pipe.new_private(public)
-    assert public.stat().st_mode & 0o7777 == 0o750
-
-
-def test_names_differ_and_have_the_length_that_the_paths_limit_counts_on(public: Path) -> None:
-    names = {pipe.new_private(public).name for _ in range(50)}
-    assert len(names) == 50
-    assert {len(name.encode()) for name in names} == {PRIVATE_NAME_BYTES}
+def test_what_is_ours_of_a_public_directory_goes_and_nothing_else(host: Host) -> None:
+    host.stand_door()
+    public = host.pipe_root / "0"
+    (public / "control_privileged").symlink_to(".gone/control_privileged")  # of release 0.2.0
+    (public / "theirs").touch()
+    pipe.remove_public(public)
+    assert [path.name for path in public.iterdir()] == ["theirs"]
+    (public / "theirs").unlink()
+    pipe.remove_public(public)
+    assert not public.exists()
+    pipe.remove_public(public)
 
 
 def test_only_directories_with_a_name_of_our_form_that_no_daemon_serves_are_removed(
     public: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours, kept = pipe.new_private(public), pipe.new_private(public)
+    ours, kept = public / ".abcdefghijk", public / ".ABCDEFGHIJK"
+    for directory in (ours, kept):
+        directory.mkdir(parents=True)
     monkeypatch.setattr("mpsctl.adapters.control_daemon.processes", lambda front_ends: iter([77]))
     monkeypatch.setattr(procfs, "environment", lambda pid: {pipe.VARIABLE: str(kept)})
     for name in (".short", "visible12345", ".a-longer-name-than-ours"):
         (public / name).mkdir()
     (public / ".file1234567").write_text("")
     (public / ".link1234567").symlink_to("/")
-    pipe.remove_private(public)
+    pipe.remove_former(public)
     assert not ours.exists()
     assert {path.name for path in public.iterdir()} == {
         kept.name,
@@ -167,7 +149,8 @@ def test_daemons_on_a_directory_are_told_by_their_environment(host: Host) -> Non
     host.desired()
     daemon = host.start()
     host.process("nvidia-cuda-mps-control", "/usr/bin/nvidia-cuda-mps-control -f", None)
-    assert pipe.daemons_on(public) == [daemon.pid]
+    assert pipe.daemons_on(public) == []
+    assert pipe.daemons_on(public, host.own()) == [daemon.pid]
 
 
 @pytest.mark.parametrize("call", ["fsync", "fchmod"])

@@ -16,6 +16,7 @@ from mpsctl.model.errors import BadValue
 from mpsctl.model.finding import CRITICAL, OK, UNKNOWN, WARNING, Check
 from mpsctl.model.instance_file import parse_conf
 from mpsctl.store import drains
+from mpsctl.store.admission import WAITING
 
 SERVER = 9001
 GRACE_S = 30
@@ -87,8 +88,8 @@ def test_a_refused_file_is_told_beside_the_others(host: Host) -> None:
 
 def test_a_drain_is_a_warning_and_nothing_is_done_about_it(host: Host) -> None:
     begin(host)
-    (host.pipe_root / "0" / "control").unlink()
     drains.mark(host.world, "0")
+    host.tell_door(WAITING)
     found = Look(host)
     assert (found.word, set(found.amiss), found.actions) == (WARNING, {"drain"}, [])
 

@@ -8,14 +8,15 @@ from hypothesis import strategies as st
 
 from mpsctl.model.checked_values import (
     DAEMON_DIRECTORY_MAX_BYTES,
-    PRIVATE_NAME_BYTES,
+    PUBLIC_DIRECTORY_MAX_BYTES,
     check_name,
     check_pipe_directory,
     check_pipe_root,
 )
 from mpsctl.model.errors import BadValue
+from mpsctl.model.places import Places
 
-LONGEST_PUBLIC = DAEMON_DIRECTORY_MAX_BYTES - 1 - PRIVATE_NAME_BYTES
+LONGEST_PUBLIC = PUBLIC_DIRECTORY_MAX_BYTES
 SUN_PATH_BYTES = 108
 """A socket's address in Linux, its final zero byte included (unix(7))."""
 
@@ -70,12 +71,13 @@ def test_no_name_that_is_taken_needs_escaping_by_systemd_or_leaves_its_directory
     assert name[0].isalnum()
 
 
-def test_the_daemons_own_directory_and_its_longest_socket_fit_a_socket_address() -> None:
-    """The arithmetic behind 87 (control daemons 535, 550, 555), with the directory behind the front door counted."""
+def test_both_directories_and_their_longest_sockets_fit_a_socket_address() -> None:
+    """The arithmetic behind 87 (control daemons 535, 550, 555)."""
     public = check_pipe_directory(path_of(LONGEST_PUBLIC))
-    private = f"{public}/{'p' * PRIVATE_NAME_BYTES}"
-    assert len(private) == DAEMON_DIRECTORY_MAX_BYTES
-    assert len(f"{private}/control_privileged") == 106 < SUN_PATH_BYTES
+    assert len(f"{public}/front-door") < SUN_PATH_BYTES
+    own = str(Places().pipe("x" * 32))
+    assert len(own) <= DAEMON_DIRECTORY_MAX_BYTES
+    assert len(f"{own}/control_privileged") < SUN_PATH_BYTES
 
 
 @pytest.mark.parametrize("excess", [1, 2, 40])

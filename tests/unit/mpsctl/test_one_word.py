@@ -21,7 +21,7 @@ from mpsctl.model.finding import CRITICAL, OK, UNKNOWN, WARNING
 from mpsctl.model.places import FINGERPRINT
 from mpsctl.observe import asked
 from mpsctl.observe.host import look
-from mpsctl.store import drains, saved_compute_modes
+from mpsctl.store import admission, drains, saved_compute_modes
 from shell import Shell
 
 VERBS = (STATUS, VERIFY, HEALTH)
@@ -71,6 +71,10 @@ def socket_closed(host: Host) -> None:
 
 
 def door_closed(host: Host) -> None:
+    host.tell_door(admission.WAITING)
+
+
+def door_gone(host: Host) -> None:
     (public(host) / "control").unlink()
 
 
@@ -289,7 +293,7 @@ def socket_gone(host: Host) -> None:
 
 
 def files_cleaned(host: Host) -> None:
-    private = (public(host) / "control").resolve().parent
+    private = host.own()
     (private / "control_lock").unlink()
 
 
@@ -317,7 +321,8 @@ FAULTS = {
     # what a hand or another program changed
     "directory closed": Fault(directory_closed, CRITICAL, ("pipe-directory-access",)),
     "socket closed": Fault(socket_closed, CRITICAL, ("pipe-directory-access",)),
-    "front door closed by hand": Fault(door_closed, CRITICAL, ("front-door",)),
+    "front door told to wait": Fault(door_closed, CRITICAL, ("front-door",)),
+    "front door gone": Fault(door_gone, CRITICAL, ("front-door",)),
     "front door open though drained": Fault(door_opened_while_drained, CRITICAL, ("front-door", "drain")),
     "daemon's files removed": Fault(files_cleaned, CRITICAL, ("pipe-directory-files",)),
     "compute mode changed": Fault(mode_changed, CRITICAL, ("compute-mode",)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Optional
 
@@ -178,23 +179,39 @@ def test_mig_devices_are_served_and_their_gpus_mode_is_left_alone(host: Host) ->
 # -- the daemon's own directory
 
 
-def test_the_daemon_gets_a_directory_of_its_own_that_cannot_be_guessed(host: Host) -> None:
-    public = host.desired()
-    private = prepare.prepare(host.world, "0").pipe_directory
-    assert private.parent == public
-    assert private.stat().st_mode & 0o7777 == 0o711
+@pytest.mark.parametrize("umask", [0o077, 0o000])
+def test_the_daemon_gets_an_empty_directory_of_its_own_that_is_closed_to_everyone_else(host: Host, umask: int) -> None:
+    host.desired()
+    host.own().mkdir(parents=True)
+    host.own().chmod(0o777)
+    (host.own() / "log").write_text("of the last start, open to others")
+    before = os.umask(umask)
+    try:
+        private = prepare.prepare(host.world, "0").pipe_directory
+    finally:
+        os.umask(before)
+    assert private == host.own()
+    assert private.stat().st_mode & 0o7777 == 0o700
+    assert list(private.iterdir()) == []
     assert not host.door_is_open()
 
 
-def test_directories_of_earlier_starts_are_removed_and_nothing_else(host: Host) -> None:
+def test_what_the_daemon_made_is_roots_alone_before_its_servers_may_pass(host: Host) -> None:
+    host.desired(DeviceMemoryLimit="4G")
+    host.start()
+    modes = {path.name: path.stat().st_mode & 0o777 for path in host.own().iterdir()}
+    assert modes.pop("control") == 0o660
+    assert set(modes.values()) == {0o600}
+    assert host.own().stat().st_mode & 0o7777 == 0o710
+
+
+def test_directories_of_release_0_2_0_are_removed_and_nothing_else(host: Host) -> None:
     public = host.desired()
-    (public / ".not-ours").mkdir(parents=True)
-    (public / "data").mkdir()
+    for name in (".not-ours", "data", ".abcdefghijk"):
+        (public / name).mkdir(parents=True)
     (public / ".hidden-file").write_text("kept")
-    first = prepare.prepare(host.world, "0").pipe_directory
-    second = prepare.prepare(host.world, "0").pipe_directory
-    assert not first.exists()
-    assert {path.name for path in public.iterdir()} == {second.name, ".not-ours", "data", ".hidden-file"}
+    prepare.prepare(host.world, "0")
+    assert {path.name for path in public.iterdir()} == {".not-ours", "data", ".hidden-file"}
 
 
 def test_the_door_is_closed_from_the_first_moment_of_a_start(host: Host) -> None:

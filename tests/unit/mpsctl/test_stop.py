@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fakes import Host, h200
+from mpsctl.adapters import pipe
 from mpsctl.lifecycle import prepare, stop
 from mpsctl.store import record, saved_compute_modes
 
@@ -133,7 +134,8 @@ def test_a_real_stop_brings_the_former_compute_mode_back(host: Host) -> None:
 def test_a_real_stop_leaves_nothing_of_this_run(host: Host) -> None:
     started(host)
     host.stop()
-    assert list((host.pipe_root / "0").iterdir()) == []
+    assert not host.own().exists()
+    assert pipe.leads_to_door(host.pipe_root / "0"), "a container has it mounted, and whoever comes is to be refused"
     assert record.read(host.world, "0") is None
     assert record.short_lives(host.world, "0") is None
     assert not prepare.environment_file(host.world, "0").exists()
@@ -187,7 +189,8 @@ def test_a_host_whose_driver_is_gone_is_released_as_far_as_that_goes(host: Host)
     host.nvml.driver_up = False
     host.stop()
     assert any("could not be brought back" in line for line in host.said)
-    assert list((host.pipe_root / "0").iterdir()) == []
+    assert not host.own().exists()
+    assert pipe.leads_to_door(host.pipe_root / "0"), "a container has it mounted, and whoever comes is to be refused"
 
 
 def test_stop_and_start_again_records_the_same_saved_compute_mode(host: Host) -> None:
