@@ -47,6 +47,9 @@ class Systemd(Protocol):
     def act(self, verb: str, units: Sequence[str] = ()) -> Optional[str]:
         """Run one verb and wait for its jobs; None on success, else systemctl's words on one line."""
 
+    def request_start(self, unit: str) -> Optional[str]:
+        """Ask for a unit's start and wait for nothing; None where its job is in the queue, else systemctl's words."""
+
     def kill_main(self, unit: str) -> Optional[str]:
         """SIGKILL for the unit's main process alone; None on success, else systemctl's words on one line."""
 
@@ -137,6 +140,9 @@ class Systemctl:
     def act(self, verb: str, units: Sequence[str] = ()) -> Optional[str]:
         # Enabling only makes links: the caller reloads systemd once for all that it changed.
         return self._act(["--no-reload"] if verb == "enable" else [], verb, units)
+
+    def request_start(self, unit: str) -> Optional[str]:
+        return self._act(["--no-block"], "start", [unit])
 
     def kill_main(self, unit: str) -> Optional[str]:
         # The option's name before systemd 252, which later ones still know.

@@ -443,6 +443,10 @@ class FakeSystemd:
             return None
         return self.carry_out(verb, name)
 
+    def request_start(self, unit: str) -> Optional[str]:
+        self.acts.append(f"request start {unit}")
+        return self.fails.get("start")
+
     def kill_main(self, unit: str) -> Optional[str]:
         self.acts.append(f"kill {unit}")
         return self.fails.get("kill")
