@@ -1,4 +1,4 @@
-"""What became of each client, one line with fields in the journal; of many alike from one user only their number."""
+"""What became of each client: one line with fields in the journal, and of many alike from one user their number."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from mpsctl.model import foreign
 LET_IN, REFUSED, GAVE_UP, TURNED_AWAY, JAMMED = "let-in", "refused", "gave-up", "turned-away", "jammed"
 
 _WINDOW_S = 60.0
-_MOST = {REFUSED: 60, GAVE_UP: 60, TURNED_AWAY: 5}
-"""Lines for each user and window; who came in is told without a bound, for each costs its user a client."""
+_MOST = 60
+"""Lines of one kind for each user and window; who came in is told without a bound."""
 _INFO, _WARNING = "6", "4"
 
 
@@ -43,20 +43,26 @@ class Account:
         self._next_s: Optional[float] = None
 
     def let_in(self, client: Client, waited_s: float) -> None:
-        self._write(LET_IN, f"{_who(client)} was let in", client, waited_s)
+        self._send(self._of(LET_IN, client, "", waited_s), f"{_who(client)} was let in", _INFO)
 
-    def refused(self, client: Client, reason: str, text: str, waited_s: float) -> None:
+    def refused(self, client: Client, reason: str, text: str, waited_s: float, waited_for: str = "") -> None:
+        """``waited_for`` is the word for what it waited for last, empty where it did not."""
         if self._counted(REFUSED, client.uid, reason):
-            self._write(REFUSED, f"{_who(client)} was refused: {text}", client, waited_s, reason)
+            after = f" (it waited for: {waited_for})" if waited_for else ""
+            fields = self._of(REFUSED, client, reason, waited_s, waited_for)
+            self._send(fields, f"{_who(client)} was refused: {text}{after}", _WARNING)
 
-    def gave_up(self, client: Client, reason: str, waited_s: float) -> None:
-        """``reason`` is what it waited for."""
-        if self._counted(GAVE_UP, client.uid, reason):
-            self._write(GAVE_UP, f"{_who(client)} gave up waiting ({reason})", client, waited_s, reason)
+    def gave_up(self, client: Client, waited_for: str, waited_s: float) -> None:
+        if self._counted(GAVE_UP, client.uid, waited_for):
+            after = f" (it waited for: {waited_for})" if waited_for else ""
+            fields = self._of(GAVE_UP, client, waited_for, waited_s, waited_for)
+            self._send(fields, f"{_who(client)} gave up{after}", _WARNING)
 
-    def turned_away(self, client: Client, reason: str, text: str) -> None:
-        if self._counted(TURNED_AWAY, client.uid, reason):
-            self._write(TURNED_AWAY, f"{_who(client)} was turned away: {text}", client, None, reason)
+    def turned_away(self, client: Client, reason: str, text: str, count: int) -> None:
+        """``count`` connections of its user, of which it had the last."""
+        fields = {**self._of(TURNED_AWAY, client, reason), "MPS_COUNT": str(count)}
+        more = f", the last of {count} of this user" if count > 1 else ""
+        self._send(fields, f"{_who(client)} was turned away: {text}{more}", _WARNING)
 
     def jammed(self, pid: int) -> None:
         """``pid`` is the control daemon's."""
@@ -83,28 +89,29 @@ class Account:
             self._next_s = window.since_s + _WINDOW_S
         window.count += 1
         window.reason = reason
-        return window.count <= _MOST[event]
+        return window.count <= _MOST
 
     def _tell_rest(self, event: str, uid: int, window: _Window) -> None:
-        left_out = window.count - _MOST[event]
+        left_out = window.count - _MOST
         if left_out <= 0:
             return
         text = f"user {uid}: {left_out} more {event} within a minute, the last one for {window.reason}"
         fields = {"MPS_EVENT": event, "MPS_CLIENT_UID": str(uid), "MPS_REASON": window.reason}
         self._send({**fields, "MPS_COUNT": str(left_out)}, text, _WARNING)
 
-    def _write(self, event: str, text: str, client: Client, waited_s: Optional[float], reason: str = "") -> None:
+    def _of(
+        self, event: str, client: Client, reason: str, waited_s: Optional[float] = None, waited_for: str = ""
+    ) -> dict[str, str]:
         fields = {
             "MPS_EVENT": event,
             "MPS_CLIENT_PID": str(client.pid),
             "MPS_CLIENT_UID": str(client.uid),
             "MPS_CLIENT_UNIT": client.unit,
+            "MPS_WAITED_MS": "" if waited_s is None else str(round(1000 * waited_s)),
+            "MPS_WAITED_FOR": waited_for,
+            "MPS_REASON": reason,
         }
-        if waited_s is not None:
-            fields["MPS_WAITED_MS"] = str(round(1000 * waited_s))
-        if reason:
-            fields["MPS_REASON"] = reason
-        self._send(fields, text, _INFO if event == LET_IN else _WARNING)
+        return {name: value for name, value in fields.items() if value}
 
     def _send(self, fields: dict[str, str], text: str, priority: str) -> None:
         head = {

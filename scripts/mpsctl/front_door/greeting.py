@@ -79,6 +79,12 @@ class Greeting:
             " release of mps-fleet, or mps_front_door: false",
         )
 
+    def heard(self, daemon: ServedDaemon, said: bytes) -> None:
+        """The daemon greeted with these bytes, a visitor's connection or ours."""
+        self._heard = _Heard(daemon, said, self._world.now_s() + _AGAIN_S)
+        if said:
+            self._notebook.learned(said.hex(), understood=said == UNDERSTOOD)
+
     def _learn(self, daemon: ServedDaemon) -> None:
         try:
             said = self._hear(Path(daemon.pipe_directory))
@@ -87,6 +93,4 @@ class Greeting:
             self._silent(daemon)
         except OSError:
             said = b""
-        self._heard = _Heard(daemon, said, self._world.now_s() + _AGAIN_S)
-        if said:
-            self._notebook.learned(said.hex(), understood=said == UNDERSTOOD)
+        self.heard(daemon, said)

@@ -137,18 +137,27 @@ class InstanceJudge:
             self._account.let_in(client, waited_s)
 
     def unanswered(self, visitor: Visitor, daemon: ServedDaemon, problem: str) -> None:
-        del visitor, problem  # it is refused, or waits on; the daemon is what is looked at
+        before = self._leave(visitor)
+        waited_s = self._world.now_s() - before.since_s
+        self._account.refused(before.client, words.DAEMON_SILENT, problem, waited_s, before.why)
         self._jam.suspect(daemon)
 
+    def not_understood(self, daemon: ServedDaemon, said: bytes) -> None:
+        if said:
+            self._greeting.heard(daemon, said)
+        else:
+            self._jam.suspect(daemon)
+
     def refused(self, visitor: Visitor, reason: str, text: str, waited_s: float) -> None:
-        self._account.refused(self._leave(visitor).client, reason, text, waited_s)
+        before = self._leave(visitor)
+        self._account.refused(before.client, reason, text, waited_s, before.why)
 
     def gave_up(self, visitor: Visitor, waited_s: float) -> None:
         before = self._leave(visitor)
         self._account.gave_up(before.client, before.why, waited_s)
 
-    def turned_away(self, pid: int, uid: int, reason: str, text: str) -> None:
-        self._account.turned_away(Client(pid, uid, _unit(pid)), reason, text)
+    def turned_away(self, pid: int, uid: int, reason: str, text: str, count: int) -> None:
+        self._account.turned_away(Client(pid, uid, _unit(pid)), reason, text, count)
 
     def close(self) -> None:
         """After the worker's end: write down what is not yet."""

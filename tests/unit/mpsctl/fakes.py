@@ -190,6 +190,7 @@ class Process:
     mounts: int = 1
     session: Optional[str] = None
     replaced: Optional[str] = None
+    unit: Optional[str] = None
     ignores: frozenset[signal.Signals] = frozenset()
 
 
