@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Callable, Optional
 
@@ -20,6 +21,8 @@ from mpsctl.front_door.users import Queue
 from mpsctl.front_door.worker import Worker
 from mpsctl.store.admission import Admission, ServedDaemon
 from mpsctl.store.world import World
+
+_JOURNAL_AGAIN_S = 0.05
 
 
 @dataclass
@@ -41,11 +44,11 @@ class InstanceJudge:
         world: World,
         instance: str,
         worker: Worker,
-        journal: Journal,
         hear: Callable[[Path], bytes] = greeting.hear,
     ) -> None:
         self._world, self._worker = world, worker
-        self._account = Account(journal, instance, world.now_s)
+        self._journal = Journal(world.places, partial(worker.order_in, "journal", _JOURNAL_AGAIN_S))
+        self._account = Account(self._journal, instance, world.now_s)
         self._notebook = Notebook(world, instance, worker)
         self._outlook = Outlook(world, instance, worker)
         self._jam = Jam(world, instance, worker, self._notebook, lambda daemon: self._account.jammed(daemon.pid))
@@ -163,6 +166,7 @@ class InstanceJudge:
         """After the worker's end: write down what is not yet."""
         self._account.settle(all_windows=True)
         self._notebook.write()
+        self._journal.close()
 
     def _enter(self, visitor: Visitor) -> _Before:
         before = _Before(Client(visitor.pid, visitor.uid, _unit(visitor.pid)), self._world.now_s())

@@ -8,7 +8,6 @@ from contextlib import suppress
 
 from mpsctl.adapters import stop_request
 from mpsctl.front_door import activation, loop
-from mpsctl.front_door.journal import Journal
 from mpsctl.front_door.policy import InstanceJudge
 from mpsctl.front_door.worker import Worker
 from mpsctl.model import foreign
@@ -22,8 +21,7 @@ def run(world: World, instance: str) -> None:
     """
     listener = activation.listener(instance, os.environ, os.getpid())
     worker = Worker(world.now_s, _say_fault)
-    journal = Journal(world.places)
-    judge = InstanceJudge(world, instance, worker, journal)
+    judge = InstanceJudge(world, instance, worker)
     worker.start()
     try:
         with stop_request.on_signals() as stop:
@@ -31,7 +29,6 @@ def run(world: World, instance: str) -> None:
     finally:
         worker.end()
         judge.close()
-        journal.close()
 
 
 def _say_fault(what: str, error: Exception) -> None:

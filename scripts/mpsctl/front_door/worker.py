@@ -46,6 +46,9 @@ class Worker:
             self._ordered[name] = (due_s, task)
             self._changed.notify()
 
+    def order_in(self, name: str, pause_s: float, task: Callable[[], None]) -> None:
+        self.order(name, task, self._now_s() + pause_s)
+
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
         self._thread.start()

@@ -12,7 +12,6 @@ from typing import Optional
 
 from fakes import FakeDaemon, Host
 from mpsctl.front_door.greeting import UNDERSTOOD
-from mpsctl.front_door.journal import Journal
 from mpsctl.front_door.judge import LetIn, Refuse, Verdict, Visitor, Wait
 from mpsctl.front_door.policy import InstanceJudge
 from mpsctl.front_door.worker import Worker
@@ -46,13 +45,11 @@ class Door:
     def begin(self) -> None:
         """The door's process starts."""
         self.worker = Worker(self.host.clock.now, lambda name, error: self.faults.append((name, error)))
-        self.journal = Journal(self.host.places)
-        self.judge = InstanceJudge(self.host.world, "0", self.worker, self.journal, self._hear)
+        self.judge = InstanceJudge(self.host.world, "0", self.worker, self._hear)
 
     def end(self) -> None:
         self.worker.end()
         self.judge.close()
-        self.journal.close()
 
     def close(self) -> None:
         self.end()
@@ -145,14 +142,21 @@ class Door:
         return front_door_notes.read(self.host.places, "0")
 
     def entries(self) -> list[dict[str, str]]:
-        """The entries that came to the journal since the last call."""
-        found = []
-        while True:
-            try:
-                data = self.log.recv(1 << 16)
-            except BlockingIOError:
-                return found
-            found.append(parsed(data))
+        """The entries that came to the journal since the last call; its queue has room for a few."""
+        found: list[dict[str, str]] = []
+        began = -1
+        while len(found) != began:
+            began = len(found)
+            found += [parsed(data) for data in iter(self._received, b"")]
+            self.host.clock.pass_by(0.06)
+            self.worker.work()
+        return found
+
+    def _received(self) -> bytes:
+        try:
+            return self.log.recv(1 << 16)
+        except BlockingIOError:
+            return b""
 
     def _hear(self, pipe_directory: Path) -> bytes:
         self.heard.append(pipe_directory)
