@@ -142,7 +142,8 @@ class Systemctl:
         return self._act(["--no-reload"] if verb == "enable" else [], verb, units)
 
     def request_start(self, unit: str) -> Optional[str]:
-        return self._act(["--no-block"], "start", [unit])
+        done = self._run("systemctl", "--no-ask-password", "--no-block", "start", unit)
+        return _one_line(done.stderr or done.stdout) or "systemctl start failed" if done.returncode else None
 
     def kill_main(self, unit: str) -> Optional[str]:
         # The option's name before systemd 252, which later ones still know.

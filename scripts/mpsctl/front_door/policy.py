@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Callable, Optional
@@ -16,7 +16,7 @@ from mpsctl.front_door.journal import Journal
 from mpsctl.front_door.judge import LetIn, Refuse, Verdict, Visitor, Wait
 from mpsctl.front_door.notebook import Notebook
 from mpsctl.front_door.outlook import Outlook
-from mpsctl.front_door.readiness import Readiness, Want
+from mpsctl.front_door.readiness import ROOT, Readiness, Want
 from mpsctl.front_door.users import Queue
 from mpsctl.front_door.worker import Worker
 from mpsctl.store.admission import Admission, ServedDaemon
@@ -83,8 +83,10 @@ class InstanceJudge:
     def _judge(self, visitor: Visitor, before: _Before) -> Verdict:
         view = self._outlook.view()
         admission, daemon = view.admission, view.daemon
-        if admission is not None and daemon is not None and self._goes_on(visitor, daemon, admission):
-            return LetIn(daemon)
+        if admission is not None and daemon is not None:
+            later = self._judge_later(visitor, daemon, admission)
+            if later is not None:
+                return later
         if isinstance(view.barred, Refuse):
             return view.barred
         if admission is not None and not _may(visitor, admission.gid, before):
@@ -96,11 +98,20 @@ class InstanceJudge:
             return Wait(words.DAEMON_DOWN)
         return self._meets(visitor, daemon, admission)
 
-    def _goes_on(self, visitor: Visitor, daemon: ServedDaemon, admission: Admission) -> bool:
-        """Whether this is a later connection of a process that was let in before, and whose server is there."""
-        if not self._notebook.knows(visitor, daemon) or self._jam.suspects(daemon):
-            return False
-        return self._readiness.serves(self._want(visitor, daemon, admission))
+    def _judge_later(self, visitor: Visitor, daemon: ServedDaemon, admission: Admission) -> Optional[Verdict]:
+        """What becomes of a later connection of a process that was let in before: it comes in to its server, also
+        while nobody new does. None where it has no server any more, or is new: it is judged like anybody."""
+        if not self._notebook.knows(visitor, daemon):
+            return None
+        suspicion = self._jam.why(daemon)
+        if suspicion is not None:
+            return Wait(suspicion)
+        want = replace(self._want(visitor, daemon, admission), start=False)
+        if self._readiness.serves(want):
+            return LetIn(daemon)
+        if self._readiness.has_looked(daemon):
+            return None
+        return Wait(self._readiness.why_not(want) or words.SERVER_STARTING)
 
     def _meets(self, visitor: Visitor, daemon: ServedDaemon, admission: Admission) -> Verdict:
         """What a visitor meets that may come in: its daemon, those who came before it, its server."""
@@ -116,8 +127,9 @@ class InstanceJudge:
         return LetIn(daemon) if why is None else Wait(why)
 
     def _want(self, visitor: Visitor, daemon: ServedDaemon, admission: Admission) -> Want:
-        occupied = frozenset[int]() if admission.multi_user else self._notebook.arriving(daemon)
-        return Want(daemon, visitor.uid, admission.multi_user, occupied)
+        if admission.multi_user:
+            return Want(daemon, ROOT, multi_user=True)
+        return Want(daemon, visitor.uid, multi_user=False, occupied=self._notebook.arriving(daemon))
 
     def still(self, visitor: Visitor, daemon: ServedDaemon) -> bool:
         view = self._outlook.serves()

@@ -27,19 +27,21 @@ _POLLS_S = (0.02, 0.03, 0.05, 0.08, 0.13, 0.2)
 _SLOW_S = 0.25
 _ASK_AGAIN_S = 1.0
 """The daemon may have refused a start, without a word, while another user's server lived."""
-_ROOT = 0
+ROOT = 0
 """In multi-user mode root's server serves everyone (driver 580, H200)."""
 
 
 @dataclass(frozen=True)
 class Want:
-    """A server of ``daemon`` for ``uid``, or any where one serves all users. ``occupied`` are the users of processes
-    that were let in a moment ago: the server of such a one may have no client yet, and is not to go."""
+    """A server of ``daemon`` for ``uid``, which is ROOT where one serves all users: any will do then. ``occupied`` are
+    the users of processes that were let in a moment ago: the server of such a one may have no client yet, and is not to
+    go. Without ``start`` none is started."""
 
     daemon: ServedDaemon
     uid: int
     multi_user: bool
     occupied: frozenset[int] = frozenset()
+    start: bool = True
 
     def fits(self, server: Seen) -> bool:
         return self.multi_user or server.uid == self.uid
@@ -85,7 +87,10 @@ class Readiness:
             return None
         at_once = last is None or ready or last.uid != want.uid
         self._worker.order("servers", partial(self._work, want), 0.0 if last is None or at_once else last.next_s)
-        return words.SERVER_STARTING if last is None or at_once else last.why
+        return words.SERVER_STARTING if last is None or at_once else last.why or words.SERVER_STARTING
+
+    def has_looked(self, daemon: ServedDaemon) -> bool:
+        return self._last is not None and self._last.daemon == daemon
 
     def serves(self, want: Want) -> bool:
         """Whether the server that was seen ready last still lives."""
@@ -122,6 +127,8 @@ class Readiness:
         if not want.multi_user and any(one.clients or one.uid in want.occupied for one in seen if one not in mine):
             self._starts.pop(want.uid, None)
             return words.ANOTHER_USER, _SLOW_S
+        if not want.start:
+            return words.SERVER_NOT_READY, _SLOW_S
         return self._start(want, listed=bool(mine))
 
     def _start(self, want: Want, listed: bool) -> tuple[str, float]:
@@ -131,7 +138,7 @@ class Readiness:
             self._starts[want.uid] = _Start(now_s + _PAUSE_S)
             return words.SERVER_NOT_READY, _PAUSE_S
         if not listed and (start.asked_s is None or now_s - start.asked_s >= _ASK_AGAIN_S):
-            self._talk(want).ask([f"start_server -uid {_ROOT if want.multi_user else want.uid}"], servers.SESSION_S)
+            self._talk(want).ask([f"start_server -uid {want.uid}"], servers.SESSION_S)
             start.asked_s = self._world.now_s()
         pause_s = _POLLS_S[start.looks] if start.looks < len(_POLLS_S) else _SLOW_S
         start.looks += 1

@@ -36,6 +36,7 @@ class Door:
         self.heard: list[Path] = []
         self.faults: list[tuple[str, Exception]] = []
         self._number = 0
+        self._started: list[int] = []
         self._connection = socket.socket(socket.AF_UNIX)
         self.log = self._listen()
         self.launch(version)
@@ -62,7 +63,7 @@ class Door:
     def launch(self, version: int = 550) -> FakeDaemon:
         pid = self.host.process("nvidia-cuda-mps-control", "nvidia-cuda-mps-control -f", {})
         self.daemon = FakeDaemon(pid, version)
-        self.daemon.on_start_server = self.start_server
+        self.daemon.on_start_server = lambda uid: self._started.append(self.start_server(uid))
         self.host.daemons[self.directory] = self.daemon
         unit = self.host.systemd.unit(UNIT)
         unit.active_state, unit.sub_state, unit.main_pid, unit.enabled = "active", "running", pid, True

@@ -194,7 +194,9 @@ def test_the_unit_of_a_process_is_the_outermost(
 
 
 def test_a_worker_does_what_is_due_in_order_and_each_thing_once() -> None:
-    clock, done, faults = Clock(), [], []  # type: ignore[var-annotated]
+    clock = Clock()
+    done: list[str] = []
+    faults: list[tuple[str, str]] = []
     worker = Worker(clock.now, lambda name, error: faults.append((name, str(error))))
 
     def fails() -> None:

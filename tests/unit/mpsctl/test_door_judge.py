@@ -215,6 +215,17 @@ def test_later_connections_of_a_client_pass_while_the_instance_drains_and_are_to
     assert len(door.notes.let_in) == 1
 
 
+def test_a_later_connection_starts_no_server_while_the_instance_drains(door: Door) -> None:
+    known = door.come_in(door.visitor())
+    (server,) = door.daemon.servers
+    door.end_server(server)
+    door.end()
+    door.begin()
+    door.drain(refuse=True)
+    assert door.word(door.visitor(pid=known.pid)) == "refused: stopped"
+    assert door.daemon.commands.count("start_server -uid 0") == 1
+
+
 def test_a_client_of_the_former_daemon_is_judged_anew(door: Door) -> None:
     known = door.come_in(door.visitor())
     crashed(door)
@@ -399,9 +410,8 @@ def test_who_was_let_in_is_known_to_the_next_process_of_the_door(door: Door) -> 
     door.end()
     door.host.kill(ended.pid)
     door.begin()
-    door.come_in(door.visitor())  # its look tells the server
     door.drain(refuse=True)
-    assert door.judge.judge(door.visitor(pid=known.pid)) == LetIn(door.served)
+    assert door.settled(door.visitor(pid=known.pid)) == LetIn(door.served)
     assert ended.pid not in {one.pid for one in door.notes.let_in}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Iterator
+
 import pytest
 
 from door import ALICE, BOB, UNIT, Door
@@ -18,10 +20,10 @@ def single(door: Door) -> Door:
 
 
 @pytest.fixture
-def oldest(host: Host) -> Door:
+def oldest(host: Host) -> Iterator[Door]:
     """A daemon of driver 535, which does not know get_server_status."""
     made = Door(host, 535)
-    yield made  # type: ignore[misc]
+    yield made
     made.close()
 
 
@@ -35,6 +37,17 @@ def slow(door: Door, in_s: float = 1.0, state: str = "INITIALIZING") -> None:
     def start(uid: int) -> None:
         pid = door.start_server(uid, state)
         door.host.clock.when(in_s, lambda: setattr(door.daemon.servers[pid], "state", "ACTIVE"))
+
+    door.daemon.on_start_server = start
+
+
+def hand_over(door: Door) -> None:
+    """The daemon ends idle servers of others when it is asked for one."""
+
+    def start(uid: int) -> None:
+        for pid in list(door.daemon.servers):
+            door.end_server(pid)
+        door.start_server(uid)
 
     door.daemon.on_start_server = start
 
@@ -56,6 +69,17 @@ def test_nobody_is_let_in_while_the_server_starts(door: Door) -> None:
     assert door.settled(visitor) == LetIn(door.served)
     assert door.host.clock.now_s - began_s >= 1
     assert starts(door) == ["start_server -uid 0"]
+
+
+def test_users_of_one_server_start_it_once_and_do_not_look_in_turns(door: Door) -> None:
+    slow(door, in_s=5)
+    visitors = [door.visitor(uid) for uid in (ALICE, BOB, 3000)]
+    for _ in range(60):
+        door.host.clock.pass_by(0.05)
+        assert all(isinstance(door.judge.judge(one), Wait) for one in visitors)
+        door.worker.work()
+    assert starts(door) == ["start_server -uid 0"]
+    assert door.daemon.commands.count("get_server_list") <= 25
 
 
 def test_one_look_tells_for_a_second_for_everyone(door: Door) -> None:
@@ -121,7 +145,7 @@ def test_a_server_that_does_not_start_is_tried_again_after_a_pause(door: Door) -
     assert 20 <= tries <= 31, "the daemon may have refused the first ones without a word"
     assert door.word(visitor, within_s=3) == "server-not-ready"
     assert len(starts(door)) == tries
-    door.daemon.on_start_server = door.start_server
+    hand_over(door)
     assert door.settled(visitor) == LetIn(door.served)
 
 
@@ -193,7 +217,7 @@ def test_another_user_waits_while_the_server_has_clients(single: Door) -> None:
     assert single.word(bob, within_s=20) == "another-user"
     assert len(starts(single)) == 1
     single.daemon.leave(server, alice.pid)
-    single.daemon.on_start_server = lambda uid: (single.end_server(server), single.start_server(uid))[0]
+    hand_over(single)
     single.come_in(bob)
     assert starts(single)[-1] == f"start_server -uid {BOB}"
 
@@ -226,7 +250,7 @@ def test_a_process_that_was_just_let_in_keeps_its_server_before_it_is_listed(sin
     assert single.word(bob, within_s=4.5) == "another-user"
     assert len(starts(single)) == 1
     (server,) = single.daemon.servers
-    single.daemon.on_start_server = lambda uid: (single.end_server(server), single.start_server(uid))[0]
+    hand_over(single)
     assert single.settled(bob) == LetIn(single.served)
     assert single.host.clock.now_s - began_s >= 5
 
@@ -235,7 +259,7 @@ def test_one_that_ended_right_after_it_was_let_in_keeps_nobody_waiting(single: D
     alice = single.come_in(single.visitor(ALICE))
     single.host.kill(alice.pid)
     (server,) = single.daemon.servers
-    single.daemon.on_start_server = lambda uid: (single.end_server(server), single.start_server(uid))[0]
+    hand_over(single)
     assert single.settled(single.visitor(BOB), within_s=1) == LetIn(single.served)
 
 
@@ -273,10 +297,7 @@ def test_the_daemon_may_refuse_while_the_idle_server_of_another_lives(single: Do
 def test_many_users_come_in_in_the_order_in_which_they_came(single: Door) -> None:
     order = [ALICE, ALICE, BOB, ALICE, 3000, BOB]
     visitors = [single.visitor(uid) for uid in order]
-    single.daemon.on_start_server = lambda uid: (
-        [single.end_server(pid) for pid in list(single.daemon.servers)],
-        single.start_server(uid),
-    )[1]
+    hand_over(single)
     done: list[Visitor] = []
     for _ in range(1000):
         single.host.clock.pass_by(0.05)
