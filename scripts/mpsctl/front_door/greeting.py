@@ -26,12 +26,16 @@ _HEARING_S, _AGAIN_S = 2.0, 0.25
 def hear(pipe_directory: Path) -> bytes:
     """The first message of the daemon there. To close after it harms neither daemon nor server (driver 580, H200).
 
-    :raises OSError: if nobody listens, or nothing was said within 2 s.
+    :raises TimeoutError: if nothing was said within 2 s.
+    :raises OSError: if nobody listens.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(_HEARING_S)
         connection.connect(str(pipe_directory / "control"))
-        return connection.recv(_MOST_BYTES)
+        try:
+            return connection.recv(_MOST_BYTES)
+        except socket.timeout:  # no TimeoutError before Python 3.10
+            raise TimeoutError from None
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class Door:
         self.host = host
         self.directory = host.places.root / "pipe"
         self.directory.mkdir(exist_ok=True)
-        self.says = UNDERSTOOD
+        self.says: Optional[bytes] = UNDERSTOOD
         self.heard: list[Path] = []
         self.faults: list[tuple[str, Exception]] = []
         self._number = 0
@@ -161,6 +161,8 @@ class Door:
 
     def _hear(self, pipe_directory: Path) -> bytes:
         self.heard.append(pipe_directory)
+        if self.says is None:
+            raise ConnectionRefusedError
         if not self.says:
             raise TimeoutError
         return self.says

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import select
+import socket
+import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Callable
 
 import pytest
 
 from door import ALICE, UNIT, Door
 from fakes import Host
+from mpsctl.front_door import greeting
 from mpsctl.front_door.judge import LetIn, Refuse, Wait
 from mpsctl.store import admission, drains
 from mpsctl.store.admission import CLOSED, WAITING, Admission
@@ -362,6 +366,47 @@ def test_what_a_visitors_connection_heard_counts_as_well(door: Door) -> None:
     door.settled(visitor)
     door.judge.not_understood(door.served, b"HELLO")
     assert door.word(visitor) == "refused: unknown-greeting"
+
+
+def test_a_daemon_that_nobody_can_connect_to_is_tried_again_and_not_suspected(door: Door) -> None:
+    said, door.says = door.says, None
+    visitor = door.visitor()
+    assert isinstance(door.settled(visitor, within_s=2), Wait)
+    assert 3 <= len(door.heard) <= 10
+    assert door.daemon.commands == []
+    door.says = said
+    door.come_in(visitor)
+
+
+def test_a_daemons_first_message_is_heard_and_the_connection_closed(root: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(root / "control"))
+        listener.listen()
+        listener.settimeout(30)
+        heard: list[bytes] = []
+        asks = threading.Thread(target=lambda: heard.append(greeting.hear(root)))
+        asks.start()
+        with listener.accept()[0] as connection:
+            connection.send(b"OUTBHELL\0")
+            connection.settimeout(30)
+            assert connection.recv(64) == b""
+        asks.join()
+        assert heard == [b"OUTBHELL\0"]
+
+
+def test_a_daemon_that_says_nothing_is_told_from_one_that_is_not_there(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(greeting, "_HEARING_S", 0.05)
+    with pytest.raises(FileNotFoundError):
+        greeting.hear(root)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(root / "control"))
+        with pytest.raises(ConnectionRefusedError):
+            greeting.hear(root)
+        listener.listen()
+        with pytest.raises(TimeoutError):
+            greeting.hear(root)
 
 
 def test_a_greeting_survives_a_restart_of_the_door(door: Door) -> None:

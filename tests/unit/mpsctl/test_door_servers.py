@@ -249,7 +249,6 @@ def test_a_process_that_was_just_let_in_keeps_its_server_before_it_is_listed(sin
     bob = single.visitor(BOB)
     assert single.word(bob, within_s=4.5) == "another-user"
     assert len(starts(single)) == 1
-    (server,) = single.daemon.servers
     hand_over(single)
     assert single.settled(bob) == LetIn(single.served)
     assert single.host.clock.now_s - began_s >= 5
@@ -258,7 +257,6 @@ def test_a_process_that_was_just_let_in_keeps_its_server_before_it_is_listed(sin
 def test_one_that_ended_right_after_it_was_let_in_keeps_nobody_waiting(single: Door) -> None:
     alice = single.come_in(single.visitor(ALICE))
     single.host.kill(alice.pid)
-    (server,) = single.daemon.servers
     hand_over(single)
     assert single.settled(single.visitor(BOB), within_s=1) == LetIn(single.served)
 
