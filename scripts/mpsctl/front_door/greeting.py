@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Callable, Optional, Union
 
+from mpsctl.adapters import procfs
 from mpsctl.front_door import words
 from mpsctl.front_door.judge import Refuse, Wait
 from mpsctl.front_door.notebook import Notebook
@@ -72,7 +73,7 @@ class Greeting:
         heard = self._heard
         if heard is None or heard.daemon != daemon or not heard.said:
             again = heard is not None and heard.daemon == daemon
-            self._worker.order("greeting", partial(self._learn, daemon), heard.next_s if heard and again else 0.0)
+            self._worker.look("greeting", partial(self._learn, daemon), heard.next_s if heard and again else 0.0)
             return Wait(words.DAEMON_SILENT)
         if heard.said == UNDERSTOOD:
             return None
@@ -91,6 +92,8 @@ class Greeting:
 
     def _learn(self, daemon: ServedDaemon) -> None:
         try:
+            if procfs.stopped(daemon.pid):
+                raise TimeoutError
             said = self._hear(Path(daemon.pipe_directory))
         except TimeoutError:  # also of a stopped or jammed daemon
             said = b""

@@ -25,7 +25,13 @@ from mpsctl.store.world import World
 
 HEALTH = "mps-health.service"
 _ANSWER_S = 2.0
-_AGAIN_S = {words.DAEMON_STOPPED: 0.5, words.SESSION_HELD: 1.0, words.JAMMED: 2.0, words.DAEMON_DOWN: 0.5}
+_AGAIN_S = {
+    words.DAEMON_STOPPED: 0.5,
+    words.SERVER_STOPPED: 0.5,
+    words.SESSION_HELD: 1.0,
+    words.JAMMED: 2.0,
+    words.DAEMON_DOWN: 0.5,
+}
 _HEALTH_AGAIN_S = 60.0
 
 
@@ -59,7 +65,7 @@ class Jam:
         known = self._suspicion
         if known is None or known.daemon != daemon:
             self._suspicion = _Suspicion(daemon, words.DAEMON_SILENT, 0.0)
-            self._worker.order("jam", partial(self._look, daemon))
+            self._worker.look("jam", partial(self._look, daemon))
 
     def why(self, daemon: ServedDaemon) -> Optional[str]:
         """Why nobody is passed on to this daemon, as a word; None where it is not suspected."""
@@ -67,7 +73,7 @@ class Jam:
         known = self._suspicion
         if known is None:
             return None
-        self._worker.order("jam", partial(self._look, daemon), known.next_s)
+        self._worker.look("jam", partial(self._look, daemon), known.next_s)
         return known.why
 
     def suspects(self, daemon: ServedDaemon) -> bool:
@@ -102,26 +108,29 @@ class Jam:
     def _state(self, daemon: ServedDaemon) -> Optional[str]:
         if procfs.stopped(daemon.pid):
             return words.DAEMON_STOPPED
+        servers: list[int] = []
         try:
-            self._ask(daemon)
+            self._ask(daemon, servers)
         except NotServed as error:
             if procfs.stopped(daemon.pid):
                 return words.DAEMON_STOPPED
+            if any(map(procfs.stopped, servers)):  # the daemon waits for its answer
+                return words.SERVER_STOPPED
             return words.SESSION_HELD if self._held(error, daemon) else words.JAMMED
         except NotReady:
             return words.DAEMON_DOWN
         return None
 
-    def _ask(self, daemon: ServedDaemon) -> None:
-        """Two sessions: only the questions about a server tell a jam (driver 580, H200).
+    def _ask(self, daemon: ServedDaemon, servers: list[int]) -> None:
+        """Two sessions: only the questions about a server tell a jam (driver 580, H200). ``servers`` gets their pids.
 
         :raises NotReady: as ``Daemon.ask``.
         """
         talk = self._world.daemon_of(self._instance, Path(daemon.pipe_directory))
         (listed,) = talk.ask([SERVER_LIST], _ANSWER_S)
-        pids = [word for line in listed for word in line.split() if word.isdigit()]
-        if pids:
-            talk.ask([f"{one} {pid}" for pid in pids for one in ("get_server_status", "get_client_list")], _ANSWER_S)
+        servers += [int(word) for line in listed for word in line.split() if word.isdigit()]
+        if servers:
+            talk.ask([f"{one} {pid}" for pid in servers for one in ("get_server_status", "get_client_list")], _ANSWER_S)
 
     def _held(self, error: NotServed, daemon: ServedDaemon) -> bool:
         """Whether somebody else had the one session: another call of ours, or a front-end on this daemon."""

@@ -1,6 +1,6 @@
-"""The door's notes, kept as it works and written down by its worker; they outlive the door's process.
+"""The door's notes, kept as it works and written down by its scribe; they outlive the door's process.
 
-The loop and the worker both note something, so each change is made under a lock, and the worker alone writes.
+The loop and the worker both note something, so each change is made under a lock, and the scribe alone writes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ARRIVING_S = 5.0
 class Notebook:
     """The notes of one instance; what an earlier process of the door wrote is read at the start."""
 
-    def __init__(self, world: World, instance: str, worker: Worker) -> None:
-        self._world, self._instance, self._worker = world, instance, worker
+    def __init__(self, world: World, instance: str, scribe: Worker) -> None:
+        self._world, self._instance, self._scribe = world, instance, scribe
         self._lock = threading.Lock()
         found = front_door_notes.read(world.places, instance)
         self._let_in = {(one.pid, one.started_at): one for one in sorted(found.let_in, key=lambda one: one.at_s)}
@@ -105,10 +105,10 @@ class Notebook:
 
     def _order(self) -> None:
         pace_s = _PACE_S + _PACE_OF_ONE_S * len(self._let_in)
-        self._worker.order("notes", self.write, self._written_s + pace_s)
+        self._scribe.order("notes", self.write, self._written_s + pace_s)
 
     def write(self) -> None:
-        """In the worker, or once that has ended."""
+        """By the scribe, or once that has ended."""
         now_s = self._world.now_s()
         if now_s - self._pruned_s >= _PRUNE_S:
             self._pruned_s = now_s

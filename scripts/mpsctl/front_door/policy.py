@@ -37,19 +37,21 @@ class _Before:
 
 
 class InstanceJudge:
-    """As ``judge.Judge``. ``worker`` does what takes long; ``hear`` is how a daemon's greeting is learned."""
+    """As ``judge.Judge``. ``worker`` asks what takes long to answer; ``scribe`` writes notes and lines, which do not
+    wait for that. ``hear`` is how a daemon's greeting is learned."""
 
     def __init__(
         self,
         world: World,
         instance: str,
         worker: Worker,
+        scribe: Worker,
         hear: Callable[[Path], bytes] = greeting.hear,
     ) -> None:
         self._world, self._worker = world, worker
-        self._journal = Journal(world.places, partial(worker.order_in, "journal", _JOURNAL_AGAIN_S))
+        self._journal = Journal(world.places, partial(scribe.order_in, "journal", _JOURNAL_AGAIN_S))
         self._account = Account(self._journal, instance, world.now_s)
-        self._notebook = Notebook(world, instance, worker)
+        self._notebook = Notebook(world, instance, scribe)
         self._outlook = Outlook(world, instance, worker)
         self._jam = Jam(world, instance, worker, self._notebook, lambda daemon: self._account.jammed(daemon.pid))
         self._greeting = Greeting(world, worker, self._notebook, self._jam.suspect, hear)
@@ -175,7 +177,7 @@ class InstanceJudge:
         self._account.turned_away(Client(pid, uid, _unit(pid)), reason, text, count)
 
     def close(self) -> None:
-        """After the worker's end: write down what is not yet."""
+        """After the end of both: write down what is not yet."""
         self._account.settle(all_windows=True)
         self._notebook.write()
         self._journal.close()

@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Callable, Optional, Sequence
 
-from mpsctl.adapters.control_daemon import Daemon, NotServed
+from mpsctl.adapters import procfs
+from mpsctl.adapters.control_daemon import Daemon, NotServed, Stopped
 from mpsctl.front_door import servers, words
 from mpsctl.front_door.servers import FAULT, READY, Seen
 from mpsctl.front_door.worker import Worker
@@ -86,7 +87,7 @@ class Readiness:
         if last is not None and ready and 0 <= self._world.now_s() - last.at_s <= _HOLDS_S:
             return None
         at_once = last is None or ready or last.uid != want.uid
-        self._worker.order("servers", partial(self._work, want), 0.0 if last is None or at_once else last.next_s)
+        self._worker.look("servers", partial(self._work, want), 0.0 if last is None or at_once else last.next_s)
         return words.SERVER_STARTING if last is None or at_once else last.why or words.SERVER_STARTING
 
     def has_looked(self, daemon: ServedDaemon) -> bool:
@@ -107,6 +108,8 @@ class Readiness:
         at_s = self._world.now_s()
         seen: tuple[Seen, ...] = ()
         try:
+            if procfs.stopped(want.daemon.pid):
+                raise Stopped(f"the control daemon (pid {want.daemon.pid}) is stopped")
             seen = servers.look(self._world, self._unit, self._talk(want), before)
             why, pause_s = self._judge(want, seen)
         except NotServed:

@@ -20,14 +20,16 @@ def run(world: World, instance: str) -> None:
     :raises NotReady: if systemd handed no socket over.
     """
     listener = activation.listener(instance, os.environ, os.getpid())
-    worker = Worker(world.now_s, _say_fault)
-    judge = InstanceJudge(world, instance, worker)
+    worker, scribe = Worker(world.now_s, _say_fault), Worker(world.now_s, _say_fault)
+    judge = InstanceJudge(world, instance, worker, scribe)
     worker.start()
+    scribe.start()
     try:
         with stop_request.on_signals() as stop:
             loop.serve(world.places, instance, listener, judge, stop)
     finally:
         worker.end()
+        scribe.end()
         judge.close()
 
 

@@ -45,11 +45,11 @@ class UnitState:
         """
         told = self._told
         if told is None or told.of != of:
-            self._worker.order("unit", partial(self._look, of))
+            self._worker.look("unit", partial(self._look, of))
             return None
         row_s = told.at_s - told.since_s
         first = told.refusal is not None and row_s < _SECOND_LOOK_S
-        self._worker.order("unit", partial(self._look, of), told.at_s + (_SECOND_LOOK_S if first else _AGAIN_S))
+        self._worker.look("unit", partial(self._look, of), told.at_s + (_SECOND_LOOK_S if first else _AGAIN_S))
         fresh = self._world.now_s() - told.at_s <= _IN_A_ROW_S
         return told.refusal if fresh and not first else None
 

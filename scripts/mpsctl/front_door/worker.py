@@ -1,4 +1,4 @@
-"""What may take long, in one thread beside the one that serves connections.
+"""What may take long, in a thread beside the one that serves connections.
 
 Sessions with the daemon, questions to systemd and writes of files are ordered here. Each is known by a name and is
 carried out once however often it is ordered meanwhile. That one has been carried out is told by a descriptor.
@@ -23,6 +23,7 @@ class Worker:
         self._now_s, self._failed = now_s, failed
         self._changed = threading.Condition()
         self._ordered: dict[str, tuple[float, Callable[[], None]]] = {}
+        self._looks: Optional[str] = None
         self._ended = False
         self._thread: Optional[threading.Thread] = None
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -39,12 +40,18 @@ class Worker:
     def order(self, name: str, task: Callable[[], None], due_s: float = 0.0) -> None:
         """Have ``task`` carried out at ``due_s`` or later. Of one name the newest counts, at the earliest moment."""
         with self._changed:
+            due_s = max(due_s, self._now_s())  # so that what is due goes in the order in which it was ordered
             before = self._ordered.get(name)
             if before is not None and before[0] <= due_s:
                 self._ordered[name] = (before[0], task)
                 return
             self._ordered[name] = (due_s, task)
             self._changed.notify()
+
+    def look(self, name: str, task: Callable[[], None], due_s: float = 0.0) -> None:
+        """As ``order``, unless such a look is being taken: what it finds is to be seen first."""
+        if self._looks != name:
+            self.order(name, task, due_s)
 
     def order_in(self, name: str, pause_s: float, task: Callable[[], None]) -> None:
         self.order(name, task, self._now_s() + pause_s)
@@ -69,10 +76,13 @@ class Worker:
             if due is None:
                 return done
             name, task = due
+            self._looks = name
             try:
                 task()
             except Exception as error:  # a fault of ours in one look is no reason to serve nobody any more
                 self._failed(name, error)
+            finally:
+                self._looks = None
             done += 1
             with suppress(BlockingIOError):  # full: it is readable
                 os.write(self._write, b"!")

@@ -46,7 +46,7 @@ class Door:
     def begin(self) -> None:
         """The door's process starts."""
         self.worker = Worker(self.host.clock.now, lambda name, error: self.faults.append((name, error)))
-        self.judge = InstanceJudge(self.host.world, "0", self.worker, self._hear)
+        self.judge = InstanceJudge(self.host.world, "0", self.worker, self.worker, self._hear)
 
     def end(self) -> None:
         self.worker.end()

@@ -203,15 +203,34 @@ def test_a_worker_does_what_is_due_in_order_and_each_thing_once() -> None:
         raise ValueError("no")
 
     worker.order("late", lambda: done.append("late"), clock.now_s + 5)
-    worker.order("b", lambda: done.append("first b"), clock.now_s - 1)
-    worker.order("b", lambda: done.append("b"), clock.now_s)
+    worker.order("later", lambda: done.append("later"), clock.now_s + 6)
+    worker.order("later", lambda: done.append("earlier"), clock.now_s + 4)
+    worker.order("b", lambda: done.append("first b"))
     worker.order("a", lambda: done.append("a"), clock.now_s - 2)
+    worker.order("b", lambda: done.append("b"), clock.now_s + 1)
     worker.order("fails", fails)
     assert worker.work() == 3
-    assert (done, faults) == (["a", "b"], [("fails", "no")])
-    clock.pass_by(5)
-    assert worker.work() == 1
-    assert done == ["a", "b", "late"]
+    assert (done, faults) == (["b", "a"], [("fails", "no")])
+    clock.pass_by(7)
+    assert worker.work() == 2
+    assert done == ["b", "a", "earlier", "late"]
+
+
+def test_a_look_that_is_being_taken_is_not_ordered_again_meanwhile() -> None:
+    clock = Clock()
+    worker = Worker(clock.now, lambda name, error: None)
+    done: list[str] = []
+
+    def task() -> None:
+        done.append("look")
+        worker.look("look", task)
+        worker.look("another", lambda: done.append("another"))
+
+    worker.look("look", task)
+    assert worker.work() == 2
+    assert done == ["look", "another"]
+    worker.look("look", task)
+    assert worker.work() == 2
 
 
 def test_a_workers_thread_works_when_something_is_ordered_or_due_and_ends() -> None:

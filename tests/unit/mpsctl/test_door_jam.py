@@ -112,6 +112,20 @@ def test_a_stopped_daemon_is_not_jammed(door: Door) -> None:
     door.come_in(visitor)
 
 
+def test_a_stopped_server_is_no_jam(door: Door) -> None:
+    door.come_in(door.visitor())
+    (server,) = door.daemon.servers
+    door.host.processes[server].state = "T"
+    jam(door)
+    unanswered(door)
+    visitor = door.visitor()
+    assert door.word(visitor, within_s=3) == "server-stopped"
+    assert (door.notes.jammed, door.host.systemd.acts) == (None, [])
+    door.host.processes[server].state = "S"
+    door.daemon.before_command = lambda command: None
+    door.come_in(visitor)
+
+
 @pytest.mark.parametrize("environment", [{"CUDA_MPS_PIPE_DIRECTORY": "its own"}, {}, None])
 def test_a_session_that_somebody_holds_is_no_jam(door: Door, environment: object) -> None:
     named = {"CUDA_MPS_PIPE_DIRECTORY": str(door.directory)} if environment else environment
