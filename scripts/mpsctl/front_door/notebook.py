@@ -108,7 +108,10 @@ class Notebook:
         self._scribe.order("notes", self.write, self._written_s + pace_s)
 
     def write(self) -> None:
-        """By the scribe, or once that has ended."""
+        """By the scribe, or once that has ended.
+
+        :raises OSError: if the disk takes no more; it is tried again.
+        """
         now_s = self._world.now_s()
         if now_s - self._pruned_s >= _PRUNE_S:
             self._pruned_s = now_s
@@ -116,7 +119,11 @@ class Notebook:
         with self._lock:
             notes = replace(self._rest, waiting=tuple(self._waiting.values()), let_in=tuple(self._let_in.values()))
         self._written_s = now_s
-        front_door_notes.write(self._world.places, self._instance, notes)
+        try:
+            front_door_notes.write(self._world.places, self._instance, notes)
+        except OSError:
+            self._order()
+            raise
 
     def _prune(self) -> None:
         """Forget who has ended: of a process without a daemon nothing is ever asked."""

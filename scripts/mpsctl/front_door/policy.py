@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -179,7 +180,8 @@ class InstanceJudge:
     def close(self) -> None:
         """After the end of both: write down what is not yet."""
         self._account.settle(all_windows=True)
-        self._notebook.write()
+        with suppress(OSError):  # of notes that were not written the next process of the door knows nothing
+            self._notebook.write()
         self._journal.close()
 
     def _enter(self, visitor: Visitor) -> _Before:

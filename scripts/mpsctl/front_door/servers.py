@@ -83,4 +83,5 @@ def _state_by_log(world: World, unit: str, pid: int) -> str:
     if not log.lines:
         return READY if procfs.alive(pid) else STARTING
     server = log.servers.get(pid)
-    return READY if server is not None and (server.ready or server.served) else STARTING
+    serves = server is not None and (server.ready or server.served) and server.exit_status is None
+    return READY if serves else STARTING

@@ -13,6 +13,8 @@ from typing import Callable, Optional
 
 _END_S = 6.0
 """How long the end waits for what is being done; a session with the daemon is given 5 s."""
+_AFTER_FAULT_S = 1.0
+"""What is ordered anew whenever it ends would otherwise fail without a pause."""
 
 
 class Worker:
@@ -23,6 +25,7 @@ class Worker:
         self._now_s, self._failed = now_s, failed
         self._changed = threading.Condition()
         self._ordered: dict[str, tuple[float, Callable[[], None]]] = {}
+        self._faults: dict[str, float] = {}
         self._looks: Optional[str] = None
         self._ended = False
         self._thread: Optional[threading.Thread] = None
@@ -40,7 +43,9 @@ class Worker:
     def order(self, name: str, task: Callable[[], None], due_s: float = 0.0) -> None:
         """Have ``task`` carried out at ``due_s`` or later. Of one name the newest counts, at the earliest moment."""
         with self._changed:
-            due_s = max(due_s, self._now_s())  # so that what is due goes in the order in which it was ordered
+            due_s = max(
+                due_s, self._now_s(), self._faults.get(name, 0.0)
+            )  # so that what is due goes in the order in which it was ordered
             before = self._ordered.get(name)
             if before is not None and before[0] <= due_s:
                 self._ordered[name] = (before[0], task)
@@ -79,7 +84,9 @@ class Worker:
             self._looks = name
             try:
                 task()
+                self._faults.pop(name, None)
             except Exception as error:  # a fault of ours in one look is no reason to serve nobody any more
+                self._faults[name] = self._now_s() + _AFTER_FAULT_S
                 self._failed(name, error)
             finally:
                 self._looks = None

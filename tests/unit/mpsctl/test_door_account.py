@@ -233,6 +233,29 @@ def test_a_look_that_is_being_taken_is_not_ordered_again_meanwhile() -> None:
     assert worker.work() == 2
 
 
+def test_what_fails_is_not_tried_again_before_a_second_has_passed() -> None:
+    clock, faults = Clock(), list[str]()
+    worker = Worker(clock.now, lambda name, error: faults.append(name))
+    done: list[str] = []
+
+    def fails() -> None:
+        raise ValueError("no")
+
+    for _ in range(30):
+        worker.look("look", fails)
+        worker.order("other", lambda: done.append("other"))
+        worker.work()
+        clock.pass_by(0.05)
+    assert faults == ["look"] * 2
+    assert len(done) == 30
+    worker.look("look", lambda: done.append("mended"))
+    clock.pass_by(1)
+    worker.work()
+    worker.look("look", lambda: done.append("again"))
+    worker.work()
+    assert done[-2:] == ["mended", "again"]
+
+
 def test_a_workers_thread_works_when_something_is_ordered_or_due_and_ends() -> None:
     worker = Worker(time.monotonic, lambda name, error: None)
     done: list[str] = []

@@ -15,7 +15,8 @@ from door import ALICE, UNIT, Door
 from fakes import Host
 from mpsctl.front_door import greeting
 from mpsctl.front_door.judge import LetIn, Refuse, Wait
-from mpsctl.store import admission, drains
+from mpsctl.model.errors import NotReady
+from mpsctl.store import admission, drains, front_door_notes
 from mpsctl.store.admission import CLOSED, WAITING, Admission
 
 
@@ -159,8 +160,6 @@ def test_a_new_word_of_the_instance_makes_what_systemd_said_void(door: Door) -> 
 
 
 def test_systemctl_that_does_not_answer_refuses_nobody(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mpsctl.model.errors import NotReady
-
     def hangs(units: object) -> None:
         raise NotReady("`systemctl show` did not end within 30 s")
 
@@ -437,8 +436,6 @@ def test_who_waits_is_noted_with_the_reason_until_it_is_done(door: Door, host: H
 
 
 def test_notes_are_written_ten_times_a_second_at_most(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mpsctl.store import front_door_notes
-
     written: list[float] = []
     monkeypatch.setattr(front_door_notes, "write", lambda *_: written.append(door.host.clock.now_s))
     door.come_in(door.visitor())
@@ -448,6 +445,22 @@ def test_notes_are_written_ten_times_a_second_at_most(door: Door, monkeypatch: p
         door.worker.work()
     assert 10 <= len(written) <= 23
     assert all(later - earlier >= 0.099 for earlier, later in zip(written, written[1:]))
+
+
+def test_notes_that_a_full_disk_did_not_take_are_written_later(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(front_door_notes, "write", full)
+        visitor = door.come_in(door.visitor())
+        door.host.clock.pass_by(1)
+        door.worker.work()
+        door.judge.close()
+    assert {name for name, _ in door.faults} == {"notes"}
+    door.faults.clear()
+    assert [one.pid for one in door.notes.let_in] == [visitor.pid]
+    door.begin()
 
 
 def test_who_was_let_in_is_known_to_the_next_process_of_the_door(door: Door) -> None:

@@ -184,6 +184,13 @@ def test_the_log_tells_that_a_server_is_ready_where_the_daemon_does_not(oldest: 
     assert door.host.systemd.journal_reads == reads, "it is remembered"
 
 
+def test_a_server_that_has_exited_is_not_ready_though_it_is_still_listed(oldest: Door) -> None:
+    server = oldest.start_server(0)
+    oldest.daemon.write("Control", oldest.daemon.pid, f"NEW SERVER {server}: Ready")
+    oldest.daemon.write("Control", oldest.daemon.pid, f"Server {server} exited with status 1")
+    assert oldest.word(oldest.visitor(), within_s=2) == "server-starting"
+
+
 def test_the_ready_line_of_another_server_is_not_this_ones(oldest: Door) -> None:
     oldest.daemon.write("Control", oldest.daemon.pid, "NEW SERVER 77: Ready")
     assert oldest.word(oldest.visitor(), within_s=2) == "server-starting"
