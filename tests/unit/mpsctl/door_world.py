@@ -316,8 +316,10 @@ class Hold:
     def __init__(self) -> None:
         self.is_written = False
         self.holders = 0
+        self.asked = 0
 
     def __call__(self) -> Optional[Hold]:
+        self.asked += 1
         if self.is_written:
             return None
         self.holders += 1

@@ -155,21 +155,43 @@ def test_the_next_one_does_not_wait_for_one_that_ended(world: World) -> None:
     world.until(lambda: client.descriptors)
 
 
-def test_one_that_ended_unnoticed_is_not_told_to_the_daemon(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither its connection nor a pidfd tells: the kernel refuses the credentials (ESRCH)."""
-    monkeypatch.setattr(handshake, "has_ended", lambda pidfd: False)
-    monkeypatch.setattr(handshake, "is_over", lambda connection: False)
+def greets_before_the_loop_hears_of_anything_else(world: World) -> None:
+    passing = world.door._passing
+    assert passing is not None
+    assert world.daemon.connection is not None
+    world.daemon.connection.send(GREETING)
+    passing._greeted()
+
+
+def test_one_that_closed_in_the_same_round_is_not_told_to_the_daemon(world: World) -> None:
+    world.daemon.greets = False
+    client = world.visitor()
+    world.until(lambda: world.daemon.accepted)
+    client.close()
+    greets_before_the_loop_hears_of_anything_else(world)
+    assert world.judge.told == [("gave_up", 1)]
+    world.until(lambda: world.daemon.connection is None)
+    assert world.daemon.connections == [[]]
+
+
+@pytest.mark.parametrize("known_by", ["its pidfd", "the kernel, which takes no credentials of a process that is gone"])
+def test_one_that_ended_in_the_same_round_is_not_told_to_the_daemon(
+    world: World, monkeypatch: pytest.MonkeyPatch, known_by: str
+) -> None:
+    """Somebody else may have its connection open still."""
     world.daemon.greets = False
     process = world.visitor_process()
     world.until(lambda: world.daemon.accepted)
     visitor = world.judge.visitors[0]
+    monkeypatch.setattr(handshake, "is_over", lambda connection: False)
     monkeypatch.setattr("mpsctl.adapters.procfs.started_at", lambda pid: visitor.started_at)
-    process.kill()
-    assert world.daemon.connection is not None
-    world.daemon.connection.send(GREETING)
-    passing = world.door._passing
-    assert passing is not None
-    passing._greeted()  # before the loop hears of the end
+    if known_by == "its pidfd":
+        process.process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie, for which the kernel takes them
+    else:
+        monkeypatch.setattr(handshake, "has_ended", lambda pidfd: False)
+        process.kill()
+    greets_before_the_loop_hears_of_anything_else(world)
     assert world.judge.told == [("gave_up", 1)]
     world.until(lambda: world.daemon.connection is None)
     assert world.daemon.connections == [[]]
@@ -362,6 +384,16 @@ def test_without_a_daemon_the_client_waits(world: World, how: str) -> None:
     assert (client.heard, client.ended, world.judge.told) == ([GREETING], False, [])
     assert world.hold.holders == 0
     client.close()
+
+
+def test_newcomers_do_not_make_the_door_try_a_daemon_that_is_not_there_more_often(world: World) -> None:
+    world.judge.verdict = lambda visitor: LetIn(ServedDaemon(1, 1, "/nowhere"))
+    for _ in range(10):
+        world.greeted().introduce()
+        world.rounds(5)
+    assert world.hold.asked == 1
+    world.passes(world.bounds.look_s)
+    assert world.hold.asked == 2
 
 
 # --- the admission

@@ -14,7 +14,7 @@ from typing import Iterator
 import pytest
 
 import door_world
-from door_world import CREDENTIALS, CUDA, GREETING, Client, World, credentials, open_descriptors
+from door_world import CREDENTIALS, CUDA, GREETING, Ancillary, Client, World, credentials, open_descriptors
 from mpsctl.front_door import handshake
 from mpsctl.front_door.bounds import Bounds, connections_that_fit
 from mpsctl.front_door.judge import Visitor
@@ -140,6 +140,22 @@ def test_descriptors_of_a_client_are_never_received(world: World, monkeypatch: p
     assert open_descriptors() == before - 1  # the door's end of the connection
 
 
+def test_where_the_kernel_can_it_takes_no_descriptors_from_a_client(world: World) -> None:
+    """The last one of a file that is dropped can block whoever drops it."""
+    client = world.greeted()
+    own = credentials(os.getpid(), os.getuid(), os.getgid())
+    sent: Ancillary = [own, (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("=i", 0))]
+    try:
+        client.connection.getsockopt(socket.SOL_SOCKET, handshake._SO_PASSRIGHTS)
+    except OSError:
+        client.say(CREDENTIALS, ancillary=sent)
+        world.until(lambda: client.ended)
+        assert client.refused
+    else:  # Linux 6.16
+        with pytest.raises(PermissionError):
+            client.say(CREDENTIALS, ancillary=sent)
+
+
 def _let_descriptors_through(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     with suppress(OSError):
@@ -167,9 +183,10 @@ def test_who_does_not_say_enough_in_time_is_turned_away(world: World, said: list
     assert world.judge.told == [("turned_away", os.getuid(), "silent", 1)]
 
 
-def test_who_closes_without_a_word_is_forgotten(world: World) -> None:
+@pytest.mark.parametrize("said", [[], [CREDENTIALS]])
+def test_who_closes_before_it_said_all_is_forgotten(world: World, said: list[bytes]) -> None:
     before = open_descriptors()
-    world.greeted().close()
+    world.greeted().say(*said).close()
     world.rounds()
     assert open_descriptors() == before
     world.passes(world.bounds.silent_s + 1)
