@@ -69,11 +69,9 @@ def peer(connection: socket.socket) -> Credentials:
 
 
 def process(connection: socket.socket, pid: int) -> Optional[int]:
-    """A pidfd of who made the connection, None where the kernel has none to give.
+    """A pidfd of who made the connection; None where the kernel has none to give, or the process is gone.
 
     Asked of the connection it is of that process for certain; an older kernel is asked by the pid.
-
-    :raises ProcessLookupError: if it has ended.
     """
     with suppress(OSError):
         raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, _INTEGER.size)
@@ -81,9 +79,7 @@ def process(connection: socket.socket, pid: int) -> Optional[int]:
         return descriptor
     try:
         return os.pidfd_open(pid)
-    except (AttributeError, OSError) as problem:
-        if isinstance(problem, ProcessLookupError):
-            raise
+    except (AttributeError, OSError):
         return None
 
 

@@ -69,7 +69,10 @@ class FrontDoor:
                 self._passing.see_out()
             raise
         finally:
-            self._poller.close()
+            self.close()
+
+    def close(self) -> None:
+        self._poller.close()
 
     def step(self, wait_s: float = 0.0) -> bool:
         """See to what happens within ``wait_s`` seconds, and to what is due; whether there will be more to do."""

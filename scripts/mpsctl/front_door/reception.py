@@ -162,11 +162,7 @@ class Reception:
 
     def _becomes_visitor(self, caller: _Caller) -> None:
         who = caller.who
-        try:
-            pidfd = handshake.process(caller.connection, who.pid)
-        except ProcessLookupError:
-            self._end(caller)
-            return
+        pidfd = handshake.process(caller.connection, who.pid)
         # The pidfd first: if its process still runs after the look, the look was at that process.
         started_at = procfs.started_at(who.pid)
         visitor = Visitor(
