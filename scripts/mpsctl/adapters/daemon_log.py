@@ -24,10 +24,12 @@ _FAULTED = re.compile(r"Client \{PID: (?P<pid>\d+), Context(?: ID)?: \d+\} encou
 _VERSION = re.compile(r"CUDA MPS Control binary version: (?P<version>\d+)")
 _DEFAULT_SET = re.compile(r"Cmd:set_default_device_pinned_mem_limit (?P<device>\S+) (?P<value>\S+)$")
 _AMOUNT = re.compile(r"(?P<number>[1-9][0-9]*)(?P<unit>[MG]?)B?", re.IGNORECASE)
+_READY = re.compile(r"NEW SERVER (?P<pid>\d+): Ready")
 _EXITED = re.compile(r"Server (?P<pid>\d+) exited with status (?P<status>-?\d+)")
 
 WANTED = (
-    "pinned memory limit|Client|NEW CLIENT|Starting new server|exited with status|binary version|Cmd:set_default_device"
+    "pinned memory limit|Client|NEW CLIENT|NEW SERVER|Starting new server|exited with status|binary version"
+    "|Cmd:set_default_device"
 )
 """A pattern for journalctl's --grep that keeps every line that is read here."""
 
@@ -93,6 +95,8 @@ class ServerLog:
     clients: dict[int, ClientLog] = field(default_factory=dict)
     exit_status: Optional[int] = None
     uid: Optional[int] = None
+    ready: bool = False
+    """whether the daemon said that it serves"""
     served: bool = False
     """whether a client ever connected"""
     left: list[int] = field(default_factory=list)
@@ -227,6 +231,10 @@ def _take_from_control(log: DaemonLog, when: str, what: str) -> None:
         # A process id that was a server's before is another server now.
         log.servers.pop(int(starting["pid"]), None)
         log.servers[int(starting["pid"])] = ServerLog(int(starting["pid"]), whole=True, uid=int(starting["uid"]))
+        return
+    ready = _READY.search(what)
+    if ready:
+        log.servers.setdefault(int(ready["pid"]), ServerLog(int(ready["pid"]))).ready = True
         return
     exited = _EXITED.search(what)
     if exited and int(exited["pid"]) in log.servers:

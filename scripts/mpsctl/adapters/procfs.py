@@ -18,6 +18,7 @@ _CONTAINER = re.compile(
     r"|kubepods[^ ]*/(?P<pod>[0-9a-f]{64})(?:/|$)"
     r"|machine\.slice/(?:systemd-nspawn@|machine-)(?P<machine>[^/]+?)\.(?:service|scope)"
 )
+_UNIT = re.compile(r"/([^/]+\.(?:service|scope))(?:/|$)")
 _SESSION = re.compile(r"/session-([0-9a-zA-Z]+)\.scope(?:/|$)")
 
 
@@ -91,6 +92,15 @@ def container(pid: int) -> Optional[str]:
     """The container of a process by its control group: an id or a name, for people; None where it is in none."""
     found = _control_group(pid, _CONTAINER)
     return foreign.shown(found["runtime"] or found["pod"] or found["machine"]) if found else None
+
+
+def unit(pid: int) -> Optional[str]:
+    """The systemd unit of a process by its control group, for people; None where it is in none.
+
+    It is the outermost one, which root's systemd made: below it a user may name groups as he likes.
+    """
+    found = _control_group(pid, _UNIT)
+    return foreign.shown(found[1]) if found else None
 
 
 def session(pid: int) -> Optional[str]:

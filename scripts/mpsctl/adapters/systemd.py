@@ -51,6 +51,9 @@ class Systemd(Protocol):
     def act(self, verb: str, units: Sequence[str] = ()) -> Optional[str]:
         """Run one verb and wait for its jobs; None on success, else systemctl's words on one line."""
 
+    def request_start(self, unit: str) -> Optional[str]:
+        """Ask for a unit's start and wait for nothing; None where its job is in the queue, else systemctl's words."""
+
     def kill_main(self, unit: str) -> Optional[str]:
         """SIGKILL for the unit's main process alone; None on success, else systemctl's words on one line."""
 
@@ -141,6 +144,10 @@ class Systemctl:
     def act(self, verb: str, units: Sequence[str] = ()) -> Optional[str]:
         # Enabling only makes links: the caller reloads systemd once for all that it changed.
         return self._act(["--no-reload"] if verb == "enable" else [], verb, units)
+
+    def request_start(self, unit: str) -> Optional[str]:
+        done = self._run("systemctl", "--no-ask-password", "--no-block", "start", unit)
+        return _one_line(done.stderr or done.stdout) or "systemctl start failed" if done.returncode else None
 
     def kill_main(self, unit: str) -> Optional[str]:
         # The option's name before systemd 252, which later ones still know.

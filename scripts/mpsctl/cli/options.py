@@ -328,6 +328,11 @@ VERBS: dict[str, Verb] = {
         "drain and quit the daemon of an instance within its bound (the unit's ExecStop)", _name_one, "unit.stop"
     ),
     "release": Verb("undo what prepare did, on a real stop only (the unit's ExecStopPost)", _name_one, "unit.release"),
+    "front-door": Verb(
+        "serve the clients that come to the socket of an instance (mps-front-door@.service, started by its socket)",
+        _name_one,
+        "front_door.front_door",
+    ),
     "condition": Verb("say whether this host can run MPS (the unit's ExecCondition)", _name_one, "unit.condition"),
     "reconcile": Verb(
         "bring this host into the state that a request on standard input asks for", _reconcile, "reconcile.reconcile"

@@ -84,15 +84,22 @@ class Judge(Protocol):
         """The daemon took the visitor's credentials and closed, or gave no answer within the bound: it may be
         jammed."""
 
+    def not_understood(self, daemon: ServedDaemon, said: bytes) -> None:
+        """The daemon greeted with something else than ``greeting``, or with nothing within the bound (empty). It was
+        told nothing; the visitor waits on."""
+
     def refused(self, visitor: Visitor, reason: str, text: str, waited_s: float) -> None:
         """The visitor was told no."""
 
     def gave_up(self, visitor: Visitor, waited_s: float) -> None:
         """The visitor closed its connection, or ended, before it was passed on."""
 
-    def turned_away(self, pid: int, uid: int, reason: str, text: str) -> None:
+    def turned_away(self, pid: int, uid: int, reason: str, text: str, count: int) -> None:
         """A connection that never became a visitor was greeted and closed: it said something else than a CUDA client
-        says, nothing within the bound, or was one too many of its user."""
+        says, nothing within the bound, or was one too many of its user.
+
+        Of many alike the first few are told one by one, ``count`` 1; the others later and together, ``pid`` and
+        ``text`` of the last."""
 
     def greeting(self) -> bytes:
         """What is said to everyone who connects."""

@@ -3,6 +3,10 @@
 The unit's commands, drains and reloads write it; the front door reads it before each client that it passes on. Whoever
 closes it has to know that nobody is being passed on under the old word: a write waits for the client that is being
 passed on at this moment, and the front door's read keeps it away until that client is through.
+
+There are two locks. The kernel gives a lock that is free to whoever asks first, and in a rush of clients the front door
+asks again within microseconds. So a write takes the entry first, which lets no reader through any more, and then waits
+for the readers that are inside.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Iterator, Optional
@@ -22,6 +26,7 @@ from mpsctl.store import remembered
 OPEN, WAITING, CLOSED = "open", "waiting", "closed"
 STATES = (OPEN, WAITING, CLOSED)
 DEFAULT_WAIT_S = 60
+_ENTRY, _INSIDE = ".entry.lock", ".lock"
 
 
 @dataclass(frozen=True)
@@ -88,12 +93,49 @@ def held(places: Places, instance: str) -> Iterator[Optional[Admission]]:
         yield read(places, instance)
 
 
+class Held:
+    """Nobody writes until this is closed."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: Optional[int] = descriptor
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def try_hold(places: Places, instance: str) -> Optional[Held]:
+    """Keep what is in force until the answer is closed, without waiting; None while somebody writes, or wants to.
+
+    :raises OSError: if the lock cannot be opened.
+    """
+    try:
+        with _lock(places, instance, _ENTRY, fcntl.LOCK_SH | fcntl.LOCK_NB):
+            descriptor = _opened(places, instance, _INSIDE)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            return Held(descriptor)
+    except BlockingIOError:
+        return None
+
+
 @contextmanager
 def _locked(places: Places, instance: str, kind: int) -> Iterator[None]:
-    """The lock lies beside the file, whose place is taken by each write."""
-    lock = path(places, instance).with_suffix(".lock")
-    files.make_directory(lock.parent)
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with ExitStack() as entry:
+        entry.enter_context(_lock(places, instance, _ENTRY, kind))
+        with _lock(places, instance, _INSIDE, kind):
+            if kind == fcntl.LOCK_SH:
+                entry.close()  # readers stand beside one another: a writer may come to the entry meanwhile
+            yield
+
+
+@contextmanager
+def _lock(places: Places, instance: str, name: str, kind: int) -> Iterator[None]:
+    descriptor = _opened(places, instance, name)
     try:
         fcntl.flock(descriptor, kind)
         yield
@@ -105,3 +147,10 @@ def open_directory(places: Places, instance: str) -> Optional[Path]:
     """The daemon's own directory, for its commands, while clients are let in; None while they are not."""
     found = read(places, instance)
     return Path(found.daemon.pipe_directory) if found and found.state == OPEN and found.daemon else None
+
+
+def _opened(places: Places, instance: str, name: str) -> int:
+    """The locks lie beside the file, whose place is taken by each write."""
+    lock = path(places, instance).with_suffix(name)
+    files.make_directory(lock.parent)
+    return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -14,6 +14,7 @@ import pytest
 
 import consulting
 from converging import Fleet
+from door import Door
 from fakes import FakeDaemon, Host, h200
 from judging import UNIT, serve
 from mpsctl.adapters import hardware, procfs
@@ -78,6 +79,7 @@ def host(root: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr(procfs, "groups", lambda pid: table[pid].gids if pid in table else ())
     monkeypatch.setattr(procfs, "parent", lambda pid: table[pid].parent if pid in table else 0)
     monkeypatch.setattr(procfs, "container", lambda pid: table[pid].container if pid in table else None)
+    monkeypatch.setattr(procfs, "unit", lambda pid: table[pid].unit if pid in table else None)
     monkeypatch.setattr(procfs, "namespace", lambda pid, kind: f"{kind}:[{table[pid].mounts if pid in table else 1}]")
     monkeypatch.setattr(procfs, "root", lambda pid: table[pid].root if pid in table else Path("/"))
     monkeypatch.setattr(procfs, "session", lambda pid: table[pid].session if pid in table else None)
@@ -133,3 +135,11 @@ def shown_processes(host: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
 def running(shown_processes: Host) -> FakeDaemon:
     """Instance 0 with a limit of 4 GiB runs in the desired state, with a server that has no client yet."""
     return consulting.run(shown_processes)
+
+
+@pytest.fixture
+def door(host: Host) -> Iterator[Door]:
+    """The judge of instance 0's front door; the instance is open and serves all users with one server."""
+    made = Door(host)
+    yield made
+    made.close()

@@ -195,6 +195,7 @@ class Process:
     mounts: int = 1
     session: Optional[str] = None
     replaced: Optional[str] = None
+    unit: Optional[str] = None
     ignores: frozenset[signal.Signals] = frozenset()
 
 
@@ -449,6 +450,10 @@ class FakeSystemd:
             self.unit(name).enabled = verb == "enable"
             return None
         return self.carry_out(verb, name)
+
+    def request_start(self, unit: str) -> Optional[str]:
+        self.acts.append(f"request start {unit}")
+        return self.fails.get("start")
 
     def kill_main(self, unit: str) -> Optional[str]:
         self.acts.append(f"kill {unit}")

@@ -55,6 +55,15 @@ def test_a_verb_that_works_has_nothing_to_say_and_one_that_fails_says_it_on_one_
     assert Systemctl().act("reload", ["a.service"]) == "--no-ask-password reload a.service see the journal"
 
 
+def test_a_start_that_is_only_asked_for_does_not_wait_for_its_job(command: Command) -> None:
+    command(
+        "systemctl",
+        '[ "$*" = "--no-ask-password --no-block start a.service" ] || { echo "no such" >&2; echo unit >&2; exit 5; }',
+    )
+    assert Systemctl().request_start("a.service") is None
+    assert Systemctl().request_start("b.service") == "no such unit"
+
+
 def test_only_the_main_process_of_a_unit_is_killed(command: Callable[[str, str], None]) -> None:
     command(
         "systemctl",

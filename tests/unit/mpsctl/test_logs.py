@@ -53,6 +53,14 @@ def test_a_server_knows_its_user_whether_it_served_and_how_it_ended() -> None:
     assert (server.uid, server.served, server.exit_status) == (1000, False, None)
 
 
+def test_a_server_is_ready_once_the_daemon_says_so() -> None:
+    starting, ready = ONE_START.splitlines(keepends=True)[1:3]
+    assert not read(starting).servers[428].ready
+    assert read(starting + ready).servers[428].ready
+    assert read(ready).servers[428].ready, "its first line may have left the journal"
+    assert not read(ready + starting).servers[428].ready, "it is a later process"
+
+
 def test_a_server_with_an_old_process_id_is_the_newest_one() -> None:
     second = "[2026-11-29 14:58:00.000 Control   418] Starting new server 500 for user 7\n"
     again = "[2026-11-29 14:58:01.000 Control   418] Starting new server 428 for user 8\n"

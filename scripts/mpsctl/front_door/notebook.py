@@ -1,0 +1,135 @@
+"""The door's notes, kept as it works and written down by its scribe; they outlive the door's process.
+
+The loop and the worker both note something, so each change is made under a lock, and the scribe alone writes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+from typing import Optional
+
+from mpsctl.adapters import procfs
+from mpsctl.front_door.judge import Visitor
+from mpsctl.front_door.worker import Worker
+from mpsctl.store import front_door_notes
+from mpsctl.store.admission import ServedDaemon
+from mpsctl.store.front_door_notes import Jammed, LetIn, Notes, Waits
+from mpsctl.store.world import World
+
+_PACE_S, _PACE_OF_ONE_S = 0.1, 0.0001
+"""Between two writes, and more of it for each client that is noted."""
+_PRUNE_S = 5.0
+ARRIVING_S = 5.0
+"""A process that was let in appears among its server's clients within this time, or has ended."""
+
+
+class Notebook:
+    """The notes of one instance; what an earlier process of the door wrote is read at the start."""
+
+    def __init__(self, world: World, instance: str, scribe: Worker) -> None:
+        self._world, self._instance, self._scribe = world, instance, scribe
+        self._lock = threading.Lock()
+        found = front_door_notes.read(world.places, instance)
+        self._let_in = {(one.pid, one.started_at): one for one in sorted(found.let_in, key=lambda one: one.at_s)}
+        self._waiting: dict[int, Waits] = {}
+        self._rest = replace(found, waiting=(), let_in=())
+        self._written_s = self._pruned_s = world.now_s() - _PRUNE_S
+        self._ticks = os.sysconf("SC_CLK_TCK")
+
+    @property
+    def greeting(self) -> str:
+        return self._rest.greeting
+
+    @property
+    def jammed(self) -> Optional[Jammed]:
+        return self._rest.jammed
+
+    def waits(self, visitor: Visitor, since_s: float, why: str) -> None:
+        """``since_s`` is in seconds since boot."""
+        noted = Waits(visitor.pid, visitor.uid, since_s, why)
+        if self._waiting.get(visitor.number) != noted:
+            with self._lock:
+                self._waiting[visitor.number] = noted
+            self._order()
+
+    def waits_no_more(self, visitor: Visitor) -> None:
+        if visitor.number in self._waiting:
+            with self._lock:
+                del self._waiting[visitor.number]
+            self._order()
+
+    def let_in(self, visitor: Visitor, daemon: ServedDaemon) -> bool:
+        """Note that a visitor was passed on; whether the process was let in to this daemon for the first time."""
+        new = not self.knows(visitor, daemon)
+        key = (visitor.pid, visitor.started_at)
+        with self._lock:
+            self._let_in.pop(key, None)  # the newest stand last
+            self._let_in[key] = LetIn(*key, visitor.uid, daemon.pid, self._world.now_s())
+        self._order()
+        return new
+
+    def knows(self, visitor: Visitor, daemon: ServedDaemon) -> bool:
+        """Whether the visitor's process was let in to this very daemon."""
+        noted = self._let_in.get((visitor.pid, visitor.started_at))
+        # An earlier process may have had the daemon's pid, but not in this one's life.
+        return (
+            noted is not None and noted.daemon_pid == daemon.pid and noted.at_s >= (daemon.started_at - 1) / self._ticks
+        )
+
+    def arriving(self, daemon: ServedDaemon) -> frozenset[int]:
+        """The users of processes that were let in a moment ago and live: their server may not list them yet."""
+        oldest_s = self._world.now_s() - ARRIVING_S
+        found = set()
+        for noted in reversed(self._let_in.values()):
+            if noted.at_s < oldest_s:
+                break
+            if noted.daemon_pid == daemon.pid and procfs.started_at(noted.pid) == noted.started_at:
+                found.add(noted.uid)
+        return frozenset(found)
+
+    def found_jammed(self, jammed: Optional[Jammed]) -> None:
+        self._change(replace(self._rest, jammed=jammed))
+
+    def learned(self, greeting: str, understood: bool) -> None:
+        """``greeting`` in hexadecimal, as in the notes."""
+        self._change(replace(self._rest, greeting=greeting, unknown_greeting="" if understood else greeting))
+
+    def _change(self, rest: Notes) -> None:
+        with self._lock:
+            changed = rest != self._rest
+            self._rest = rest
+        if changed:
+            self._order()
+
+    def _order(self) -> None:
+        pace_s = _PACE_S + _PACE_OF_ONE_S * len(self._let_in)
+        self._scribe.order("notes", self.write, self._written_s + pace_s)
+
+    def write(self) -> None:
+        """By the scribe, or once that has ended.
+
+        :raises OSError: if the disk takes no more; it is tried again.
+        """
+        now_s = self._world.now_s()
+        if now_s - self._pruned_s >= _PRUNE_S:
+            self._pruned_s = now_s
+            self._prune()
+        with self._lock:
+            notes = replace(self._rest, waiting=tuple(self._waiting.values()), let_in=tuple(self._let_in.values()))
+        self._written_s = now_s
+        try:
+            front_door_notes.write(self._world.places, self._instance, notes)
+        except OSError:
+            self._order()
+            raise
+
+    def _prune(self) -> None:
+        """Forget who has ended: of a process without a daemon nothing is ever asked."""
+        with self._lock:
+            noted = list(self._let_in.items())
+        ended = [key for key, _ in noted if procfs.started_at(key[0]) != key[1]]
+        with self._lock:
+            for key in ended:
+                self._let_in.pop(key, None)

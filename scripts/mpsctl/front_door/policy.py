@@ -1,0 +1,219 @@
+"""The judge of an instance's front door: who comes in, who waits and for what, who is refused and why."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Callable, Optional
+
+from mpsctl.adapters import procfs
+from mpsctl.front_door import greeting, words
+from mpsctl.front_door.account import Account, Client
+from mpsctl.front_door.greeting import Greeting
+from mpsctl.front_door.jam import Jam
+from mpsctl.front_door.journal import Journal
+from mpsctl.front_door.judge import LetIn, Refuse, Verdict, Visitor, Wait
+from mpsctl.front_door.notebook import Notebook
+from mpsctl.front_door.outlook import Outlook
+from mpsctl.front_door.readiness import ROOT, Readiness, Want
+from mpsctl.front_door.users import Queue
+from mpsctl.front_door.worker import Worker
+from mpsctl.store.admission import Admission, ServedDaemon
+from mpsctl.store.world import World
+
+_JOURNAL_AGAIN_S = 0.05
+
+
+@dataclass
+class _Before:
+    """One visitor before the door. ``member_of`` is the group that it was found to be in, ``why`` what it waits for
+    or passes with."""
+
+    client: Client
+    since_s: float
+    member_of: Optional[int] = None
+    why: str = ""
+
+
+class InstanceJudge:
+    """As ``judge.Judge``. ``worker`` asks what takes long to answer; ``scribe`` writes notes and lines, which do not
+    wait for that. ``hear`` is how a daemon's greeting is learned."""
+
+    def __init__(
+        self,
+        world: World,
+        instance: str,
+        worker: Worker,
+        scribe: Worker,
+        hear: Callable[[Path], bytes] = greeting.hear,
+    ) -> None:
+        self._world, self._worker = world, worker
+        self._journal = Journal(world.places, partial(scribe.order_in, "journal", _JOURNAL_AGAIN_S))
+        self._account = Account(self._journal, instance, world.now_s)
+        self._notebook = Notebook(world, instance, scribe)
+        self._outlook = Outlook(world, instance, worker)
+        self._jam = Jam(world, instance, worker, self._notebook, lambda daemon: self._account.jammed(daemon.pid))
+        self._greeting = Greeting(world, worker, self._notebook, self._jam.suspect, hear)
+        self._readiness = Readiness(world, instance, worker, self._jam.suspect)
+        self._queue = Queue()
+        self._before: dict[int, _Before] = {}
+
+    def fileno(self) -> int:
+        return self._worker.fileno()
+
+    def woken(self) -> None:
+        self._worker.quieten()
+
+    def greeting(self) -> bytes:
+        return self._greeting.said()
+
+    def wait_s(self) -> float:
+        return self._outlook.wait_s
+
+    # -- what becomes of a visitor
+
+    def judge(self, visitor: Visitor) -> Verdict:
+        self._account.settle()
+        before = self._before.get(visitor.number) or self._enter(visitor)
+        verdict = self._judge(visitor, before)
+        if isinstance(verdict, Wait) and verdict.why != before.why:
+            before.why = verdict.why
+            self._notebook.waits(visitor, before.since_s, verdict.why)
+        return verdict
+
+    def _judge(self, visitor: Visitor, before: _Before) -> Verdict:
+        view = self._outlook.view()
+        admission, daemon = view.admission, view.daemon
+        if admission is not None and daemon is not None:
+            later = self._judge_later(visitor, daemon, admission)
+            if later is not None:
+                return later
+        if isinstance(view.barred, Refuse):
+            return view.barred
+        if admission is not None and not _may(visitor, admission.gid, before):
+            ended = procfs.started_at(visitor.pid) != visitor.started_at  # then it has no groups any more
+            return Wait(words.CLIENT_ENDED) if ended else _not_in_group(visitor, admission.gid)
+        if view.barred is not None:
+            return view.barred
+        if admission is None or daemon is None:  # barred says why
+            return Wait(words.DAEMON_DOWN)
+        return self._meets(visitor, daemon, admission)
+
+    def _judge_later(self, visitor: Visitor, daemon: ServedDaemon, admission: Admission) -> Optional[Verdict]:
+        """What becomes of a later connection of a process that was let in before: it comes in to its server, also
+        while nobody new does. None where it has no server any more, or is new: it is judged like anybody."""
+        if not self._notebook.knows(visitor, daemon):
+            return None
+        suspicion = self._jam.why(daemon)
+        if suspicion is not None:
+            return Wait(suspicion)
+        want = replace(self._want(visitor, daemon, admission), start=False)
+        if self._readiness.serves(want):
+            return LetIn(daemon)
+        if self._readiness.has_looked(daemon):
+            return None
+        return Wait(self._readiness.why_not(want) or words.SERVER_STARTING)
+
+    def _meets(self, visitor: Visitor, daemon: ServedDaemon, admission: Admission) -> Verdict:
+        """What a visitor meets that may come in: its daemon, those who came before it, its server."""
+        suspicion = self._jam.why(daemon)
+        if suspicion is not None:
+            return Wait(suspicion)
+        barred = self._greeting.bars(daemon)
+        if barred is not None:
+            return barred
+        if not admission.multi_user and self._queue.behind_another(visitor.number, visitor.uid):
+            return Wait(words.ANOTHER_USER)
+        why = self._readiness.why_not(self._want(visitor, daemon, admission))
+        return LetIn(daemon) if why is None else Wait(why)
+
+    def _want(self, visitor: Visitor, daemon: ServedDaemon, admission: Admission) -> Want:
+        if admission.multi_user:
+            return Want(daemon, ROOT, multi_user=True)
+        return Want(daemon, visitor.uid, multi_user=False, occupied=self._notebook.arriving(daemon))
+
+    def still(self, visitor: Visitor, daemon: ServedDaemon) -> bool:
+        view = self._outlook.serves()
+        before = self._before.get(visitor.number)
+        if view is None or view.admission is None or view.daemon != daemon or before is None:
+            return False
+        if self._jam.suspects(daemon):
+            return False
+        if not self._notebook.knows(visitor, daemon) and (
+            view.barred is not None or not _may(visitor, view.admission.gid, before)
+        ):
+            return False
+        return self._readiness.serves(self._want(visitor, daemon, view.admission))
+
+    # -- what became of it
+
+    def passed(self, visitor: Visitor, daemon: ServedDaemon, waited_s: float) -> None:
+        client = self._leave(visitor).client
+        if self._notebook.let_in(visitor, daemon):
+            self._account.let_in(client, waited_s)
+
+    def unanswered(self, visitor: Visitor, daemon: ServedDaemon, problem: str) -> None:
+        before = self._leave(visitor)
+        waited_s = self._world.now_s() - before.since_s
+        self._account.refused(before.client, words.DAEMON_SILENT, problem, waited_s, before.why)
+        self._jam.suspect(daemon)
+
+    def not_understood(self, daemon: ServedDaemon, said: bytes) -> None:
+        if said:
+            self._greeting.heard(daemon, said)
+        else:
+            self._jam.suspect(daemon)
+
+    def refused(self, visitor: Visitor, reason: str, text: str, waited_s: float) -> None:
+        before = self._leave(visitor)
+        self._account.refused(before.client, reason, text, waited_s, before.why)
+
+    def gave_up(self, visitor: Visitor, waited_s: float) -> None:
+        before = self._leave(visitor)
+        self._account.gave_up(before.client, before.why, waited_s)
+
+    def turned_away(self, pid: int, uid: int, reason: str, text: str, count: int) -> None:
+        self._account.turned_away(Client(pid, uid, _unit(pid)), reason, text, count)
+
+    def close(self) -> None:
+        """After the end of both: write down what is not yet."""
+        self._account.settle(all_windows=True)
+        with suppress(OSError):  # of notes that were not written the next process of the door knows nothing
+            self._notebook.write()
+        self._journal.close()
+
+    def _enter(self, visitor: Visitor) -> _Before:
+        before = _Before(Client(visitor.pid, visitor.uid, _unit(visitor.pid)), self._world.now_s())
+        self._before[visitor.number] = before
+        self._queue.enter(visitor.number, visitor.uid)
+        return before
+
+    def _leave(self, visitor: Visitor) -> _Before:
+        before = self._before.pop(visitor.number, None)
+        self._queue.leave(visitor.number, visitor.uid)
+        self._notebook.waits_no_more(visitor)
+        return before or _Before(Client(visitor.pid, visitor.uid, _unit(visitor.pid)), self._world.now_s())
+
+
+def _unit(pid: int) -> str:
+    return procfs.container(pid) or procfs.unit(pid) or ""
+
+
+def _may(visitor: Visitor, gid: Optional[int], before: _Before) -> bool:
+    """Whether it is root's or a member of the group; the groups are the process's own, and so are asked for once."""
+    if gid is None or visitor.uid == 0 or visitor.gid == gid or before.member_of == gid:
+        return True
+    if gid not in procfs.groups(visitor.pid) or procfs.started_at(visitor.pid) != visitor.started_at:
+        return False
+    before.member_of = gid
+    return True
+
+
+def _not_in_group(visitor: Visitor, gid: Optional[int]) -> Refuse:
+    return Refuse(
+        words.NOT_IN_GROUP,
+        f"the process is not in the group {gid} that may use this instance; add user {visitor.uid} to it, and start"
+        " the process in a new session",
+    )

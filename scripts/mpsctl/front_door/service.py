@@ -1,0 +1,40 @@
+"""The service of one front door: its parts put together, for as long as somebody comes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+
+from mpsctl.adapters import stop_request
+from mpsctl.front_door import activation, loop
+from mpsctl.front_door.policy import InstanceJudge
+from mpsctl.front_door.worker import Worker
+from mpsctl.model import foreign
+from mpsctl.store.world import World
+
+
+def run(world: World, instance: str) -> None:
+    """Serve who comes to the socket that systemd hands over, until nobody did for a minute or a signal asks to stop.
+
+    :raises NotReady: if systemd handed no socket over.
+    """
+    listener = activation.listener(instance, os.environ, os.getpid())
+    worker, scribe = Worker(world.now_s, _say_fault), Worker(world.now_s, _say_fault)
+    judge = InstanceJudge(world, instance, worker, scribe)
+    worker.start()
+    scribe.start()
+    try:
+        with stop_request.on_signals() as stop:
+            loop.serve(world.places, instance, listener, judge, stop)
+    finally:
+        worker.end()
+        scribe.end()
+        judge.close()
+
+
+def _say_fault(what: str, error: Exception) -> None:
+    """A look or a write that failed is tried again when it is ordered again."""
+    with suppress(OSError, ValueError):
+        text = f"front door: {what}: {type(error).__name__}: {error}"
+        print(foreign.line(text), file=sys.stderr, flush=True)

@@ -1,0 +1,46 @@
+"""What visitors wait for and why they are refused, as words: in the door's notes and in the journal."""
+
+from __future__ import annotations
+
+(
+    LIMITS_NOT_IN_FORCE,
+    DAEMON_DOWN,
+    DRAINED,
+    ANOTHER_USER,
+    SERVER_STARTING,
+    SERVER_NOT_READY,
+    SERVER_FAULT,
+    SERVER_STOPPED,
+    DAEMON_SILENT,
+    DAEMON_STOPPED,
+    SESSION_HELD,
+    JAMMED,
+    CLIENT_ENDED,
+) = (
+    "limits-not-in-force",
+    "daemon-down",
+    "drained",
+    "another-user",
+    "server-starting",
+    "server-not-ready",
+    "server-fault",
+    "server-stopped",
+    "daemon-silent",
+    "daemon-stopped",
+    "session-held",
+    "jammed",
+    "client-ended",
+)
+"""What a visitor waits for."""
+
+STOPPED, DISABLED, MASKED, NOT_FOUND, SKIPPED, FAILED, NOT_IN_GROUP, UNKNOWN_GREETING = (
+    "stopped",
+    "disabled",
+    "masked",
+    "not-found",
+    "skipped",
+    "failed",
+    "not-in-group",
+    "unknown-greeting",
+)
+"""Why one is refused, beside DRAINED."""
