@@ -15,8 +15,9 @@ from mpsctl.checks import words
 from mpsctl.checks.client_checks import why_waiting
 from mpsctl.model.foreign import shown
 from mpsctl.model.gpu import EXCLUSIVE_PROCESS
-from mpsctl.observe import reachability
+from mpsctl.observe import process_facts, reachability
 from mpsctl.observe.facts import DaemonProcess, InstanceFacts, ServerProcess
+from mpsctl.observe.process_facts import Obstacle
 
 _LIBRARY = "libcuda.so"
 _OPEN_FILES = 16_384
@@ -250,6 +251,10 @@ def _obstacles(seen: Seen, one: _Process) -> list[Diagnosis]:
         instance.pid if instance else 0,
         seen.world.places.root,
     )
+    user = reachability.of_process(one.pid)
+    gid = instance.group_id if instance is not None else None
+    if not obstacles and gid is not None and user is not None and user.uid != 0 and gid not in user.gids:
+        obstacles = [Obstacle(process_facts.NOT_IN_GROUP, user=str(user))]
     reasons = map(words.obstacle, obstacles)
     return [because(replace(reason, line=f"pid {one.pid}: {reason}"), CERTAIN) for reason in reasons if reason.cause]
 

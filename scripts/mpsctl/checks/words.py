@@ -168,7 +168,7 @@ def obstacle(one: Obstacle) -> Reason:
         ),
         process_facts.NOT_IN_GROUP: (
             "not-in-group",
-            f"{path}, on the way to the pipe directory, may not be entered by {one.user} {mode}",
+            f"{one.user} is not in the group that may connect: the front door refuses it (error 805)",
             "",
         ),
         process_facts.SOCKET_CLOSED: (

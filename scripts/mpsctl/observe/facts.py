@@ -324,6 +324,8 @@ class InstanceFacts:
     short_lives: int = 0
     in_force_s: Optional[float] = None
     door: Optional[DoorFacts] = None
+    door_open: bool = False
+    """whether clients come through the front door to the daemon that runs"""
     main: Optional[MainProcess] = None
     group_id: Optional[int] = None
     group_refused: Optional[BadValue] = None
@@ -356,12 +358,6 @@ class InstanceFacts:
     @property
     def active(self) -> bool:
         return self.unit.active
-
-    @property
-    def door_open(self) -> bool:
-        """Whether clients come through the front door to the daemon that runs."""
-        door = self.door
-        return door is not None and door.stands and self.pid != 0 and door.lets_in_to == self.pid
 
     @property
     def pid(self) -> int:

@@ -99,6 +99,7 @@ def look(
         found.main = main_process(unit.main_pid)
     public = Path(desired.pipe_directory)
     found.door = _door(world, desired, door)
+    found.door_open = found.door.stands and found.pid != 0 and found.door.lets_in_to == found.pid
     served = found.main.serves.pipe_directory if found.main and found.main.serves else None
     private = served or (found.door.directory if unit.main_pid else None)
     _look_at_directory(world, found, desired, public, private)

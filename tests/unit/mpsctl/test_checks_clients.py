@@ -58,7 +58,7 @@ def test_a_restart_that_waits_for_clients_is_shown(live: Host) -> None:
     )
     found = {one.name: one for one in judge(live).instances["0"]}["restart-pending"]
     assert found.level == WARNING
-    assert found.found == f"the daemon serves {public(live)}, desired /run/elsewhere/0"
+    assert found.found == f"the front door stands at {public(live)}, desired /run/elsewhere/0"
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,7 @@ def name_gone(live: Host) -> None:
 def name_leads_elsewhere(live: Host) -> None:
     (live.pipe_root / "0/control").unlink()
     (live.pipe_root / "0/control").touch()
+    (live.pipe_root / "0/control").chmod(0o666)
 
 
 def socket_gone(live: Host) -> None:

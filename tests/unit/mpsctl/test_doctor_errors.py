@@ -11,7 +11,7 @@ import pytest
 import mpsctl
 from consulting import SERVER, ask, find, join, names, outsider, run, variables
 from fakes import FakeDaemon, Host
-from mpsctl.adapters import pipe, procfs
+from mpsctl.adapters import procfs
 from mpsctl.causes import apple_gpu, of_checks
 from mpsctl.causes.catalogue import CAUSES
 from mpsctl.causes.diagnosis import CERTAIN, LIKELY, MOST_EVIDENCE, POSSIBLE, Diagnosis, diagnose, in_order, of_instance
@@ -19,6 +19,7 @@ from mpsctl.checks import report
 from mpsctl.model.errors import BadValue
 from mpsctl.model.finding import CRITICAL, OK, WARNING, Check, Reason
 from mpsctl.store import drains
+from mpsctl.store.admission import WAITING
 
 pytestmark = pytest.mark.usefixtures("shown_processes")
 
@@ -248,7 +249,7 @@ def test_no_torch_is_told(tmp_path: Path, program: str) -> None:
 
 def test_a_diagnosis_is_plain_data(host: Host, running: FakeDaemon) -> None:
     drains.mark(host.world, "0")
-    pipe.close_door(host.pipe_root / "0")
+    host.tell_door(WAITING)
     answer = ask(host).as_json()
     (one,) = answer["diagnoses"]
     assert answer["format"] == 2

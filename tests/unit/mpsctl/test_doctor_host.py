@@ -11,11 +11,12 @@ import pytest
 
 from consulting import SERVER, ask, find, hold, join, names, outsider, run, variables
 from fakes import FakeDaemon, Host, h200, split_by_mig, uuid
-from mpsctl.adapters import hardware, pipe, procfs, selinux
+from mpsctl.adapters import hardware, procfs, selinux
 from mpsctl.causes import consult
 from mpsctl.causes import seen as seen_once
 from mpsctl.causes.consult import Question
 from mpsctl.store import drains
+from mpsctl.store.admission import WAITING
 
 pytestmark = pytest.mark.usefixtures("shown_processes")
 
@@ -52,7 +53,7 @@ def test_no_driver_is_certain_only_where_none_is_loaded(
 
 def drain(host: Host, name: str = "0") -> None:
     drains.mark(host.world, name)
-    pipe.close_door(host.pipe_root / name)
+    host.tell_door(WAITING, name)
 
 
 def test_a_drained_instance_is_undrained_and_never_reloaded(host: Host, running: FakeDaemon) -> None:
@@ -65,14 +66,14 @@ def test_a_drained_instance_is_undrained_and_never_reloaded(host: Host, running:
 def test_a_run_that_drains_is_waited_for(host: Host, running: FakeDaemon) -> None:
     host.processes[os.getpid()] = host.processes[running.pid]
     drains.mark(host.world, "0", of_this_run=True)
-    pipe.close_door(host.pipe_root / "0")
+    host.tell_door(WAITING)
     found = find(host, "drained")
     assert found.remedy.startswith("wait for that run to end")
     assert "front-door-closed" not in names(host)
 
 
 def test_a_front_door_that_is_closed_without_a_drain(host: Host, running: FakeDaemon) -> None:
-    pipe.close_door(host.pipe_root / "0")
+    host.tell_door(WAITING)
     assert names(host)[0] == "front-door-closed"
 
 

@@ -9,9 +9,11 @@ import pytest
 
 from consulting import SERVER, ask, find, hold, join, names, outsider, run, their_daemon, variables
 from fakes import FakeDaemon, Host, uuid
-from mpsctl.adapters import pipe, procfs
+from mpsctl.adapters import procfs
+from mpsctl.lifecycle import apply
 from mpsctl.model.errors import BadValue
 from mpsctl.store import drains
+from mpsctl.store.admission import WAITING
 
 pytestmark = pytest.mark.usefixtures("running")
 DEFAULT = Path("/tmp/nvidia-mps")
@@ -109,14 +111,15 @@ def test_an_unprivileged_client_before_a_closed_directory(host: Host) -> None:
     assert names(host, errors=["805"])[0] == "pipe-directory-closed"
 
 
-def test_a_client_that_is_not_in_the_group(host: Host) -> None:
-    private = pipe.behind_door(host.pipe_root / "0")
-    assert private is not None
-    private.chmod(0o710)
+def test_a_client_that_is_not_in_the_group(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(procfs, "gid", lambda name: 4242)
+    host.desired(Group="mps")
+    apply.apply(host.world, "0", host.running().pid)
     pid = outsider(host, variables(host), uid=65_534)
     assert names(host, pids=[pid])[0] == "not-in-group"
-    host.processes[pid].gids = (private.stat().st_gid,)
+    host.processes[pid].gids = (4242,)
     assert "not-in-group" not in names(host, pids=[pid])
+    assert "not-in-group" not in names(host, pids=[outsider(host, variables(host), uid=0)])
 
 
 def test_root_is_kept_out_by_no_directory(host: Host) -> None:
@@ -292,7 +295,7 @@ def test_a_left_over_server_and_its_client(host: Host) -> None:
 def drain(host: Host, name: str = "0") -> None:
     """As `mpsctl drain` leaves an instance."""
     drains.mark(host.world, name, why="new driver")
-    pipe.close_door(host.pipe_root / name)
+    host.tell_door(WAITING, name)
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])

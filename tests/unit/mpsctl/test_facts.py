@@ -114,7 +114,9 @@ def test_systemd_that_does_not_answer_hides_only_the_units(live: Host, monkeypat
     found = look(live.world)
     assert found.systemd_unread is not None
     assert found.instances["0"].devices
-    assert found.instances["0"].door_leads_to is not None
+    door = found.instances["0"].door
+    assert door is not None
+    assert door.directory == live.own()
 
 
 def test_another_user_than_root_sees_what_the_open_door_shows(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,8 +33,9 @@ def test_a_bare_host_gets_program_unit_and_instances_and_they_run(fleet: Fleet) 
         assert fleet.host.running(name).limits == {"0": 4096 * MIB}
         assert as_desired(answer, name)
     assert fleet.host.systemd.acts == [
-        "enable mps-control@0.service mps-control@1.service",
+        "enable mps-control@0.service mps-control@1.service mps-front-door@0.socket mps-front-door@1.socket",
         "daemon-reload",
+        "start mps-front-door@0.socket mps-front-door@1.socket",
         "start mps-control@0.service mps-control@1.service",
     ]
 
@@ -46,7 +47,9 @@ def test_what_is_done_is_what_is_listed(fleet: Fleet) -> None:
         f"write {fleet.unit}",
         f"write {fleet.host.places.conf('0')}",
         "enable mps-control@0.service",
+        "enable mps-front-door@0.socket",
         "reload systemd's units",
+        f"open the front door of {fleet.host.pipe_root / '0'}",
         "start mps-control@0.service",
     ]
     assert [step["text"] for step in answer.steps] == answer.actions

@@ -145,7 +145,11 @@ def test_a_gpu_whose_clients_wait_gets_no_second_daemon(fleet: Fleet) -> None:
         ("c", 4242),
     ]
     assert "the instance 'a' still serves GPU 0" in answer.pending[1]["why"]
-    assert fleet.host.systemd.acts == ["enable mps-control@c.service", "daemon-reload"]
+    assert fleet.host.systemd.acts == [
+        "enable mps-control@c.service mps-front-door@c.socket",
+        "daemon-reload",
+        "start mps-front-door@c.socket",
+    ]
     fleet.host.running("a").servers.clear()
     answer = fleet.converge(**desired)
     assert (answer.error, answer.pending) == (None, [])
@@ -200,8 +204,9 @@ def test_a_timer_is_enabled_and_started_and_then_left_alone(fleet: Fleet) -> Non
         f"start {TIMER}",
     ]
     assert fleet.host.systemd.acts == [
-        f"enable mps-control@0.service {TIMER}",
+        f"enable mps-control@0.service mps-front-door@0.socket {TIMER}",
         "daemon-reload",
+        "start mps-front-door@0.socket",
         f"start mps-control@0.service {TIMER}",
     ]
     fleet.host.systemd.acts.clear()
@@ -374,7 +379,13 @@ def test_an_instance_of_ours_that_is_no_longer_desired_is_stopped_and_removed(fl
     fleet.host.systemd.acts.clear()
     answer = fleet.converge(_0=conf(fleet))
     assert answer.actions == ["stop and remove mps-control@1.service"]
-    assert fleet.host.systemd.acts == ["disable mps-control@1.service", "stop mps-control@1.service"]
+    assert fleet.host.systemd.acts == [
+        "disable mps-control@1.service",
+        "stop mps-control@1.service",
+        "disable mps-front-door@1.socket",
+        "stop mps-front-door@1.service mps-front-door@1.socket",
+    ]
+    assert not (fleet.host.pipe_root / "1").exists()
     assert not fleet.host.places.conf("1").exists()
     assert fleet.host.nvml.gpu(1).compute_mode == "default"
     assert not fleet.converge(_0=conf(fleet)).changed

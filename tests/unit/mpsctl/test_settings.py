@@ -81,6 +81,8 @@ LimitBypass=report
 LimitBypassGraceSec=60
 # What is said of ranks of a distributed training run among the clients: ignore, warn or fail.
 DistributedJobs=warn
+# How long a client waits at the front door while the daemon is down or drained; then CUDA error 805.
+ClientWaitSec=60
 
 [Daemon]
 # What becomes of one that answers nothing at two looks of the health timer: report, or restart (clients are lost).
@@ -112,6 +114,7 @@ def test_each_value_is_read_back_from_the_text_on_a_host() -> None:
         "LimitBypass": "terminate",
         "LimitBypassGraceSec": 5,
         "DistributedJobs": "fail",
+        "ClientWaitSec": 7,
         "UnresponsiveDaemon": "restart",
         "DriverTimeoutSec": 120,
         "StopTimeoutSec": 5,

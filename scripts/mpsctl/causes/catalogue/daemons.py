@@ -25,8 +25,18 @@ CAUSES: Mapping[str, Cause] = {
         "the unit of the instance is masked: systemd neither starts it nor lets anybody start it",
         "`systemctl unmask mps-control@INSTANCE`, then run site.yml",
     ),
+    "front-door-gone": Cause(
+        "nobody listens where clients look for the daemon: the socket's unit is stopped, masked or was never started,"
+        " or its files were removed. CUDA then runs outside MPS and says nothing",
+        "`systemctl restart mps-front-door@INSTANCE.socket`; where systemd does not know it, run site.yml",
+    ),
+    "unknown-greeting": Cause(
+        "the control daemon greets its clients with words that the front door does not know, so every client is refused"
+        " with error 805: a driver that is newer than this release of mps-fleet, most likely",
+        "see `mpsctl verify` for what it said; upgrade mps-fleet, or go back to the driver of before",
+    ),
     "front-door-closed": Cause(
-        "the instance lets no client in: its limits are not yet in force, or its last start did not get that far",
+        "the front door lets no client in: the limits are not yet in force, or the last start did not get that far",
         "`systemctl reload mps-control@INSTANCE`, then `mpsctl status`",
     ),
     "daemon-stopped": Cause(
