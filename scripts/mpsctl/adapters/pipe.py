@@ -126,7 +126,7 @@ def daemons_on(public: Path) -> list[int]:
 def _served(public: Path) -> dict[int, Path]:
     """The directory that each of these daemons serves, by its process id."""
     found = {}
-    for pid in control_daemon.processes(front_ends=False):
+    for pid in control_daemon.daemons():
         served = (procfs.environment(pid) or {}).get(VARIABLE, "")
         if served and (Path(served) == public or public in Path(served).parents):
             found[pid] = Path(served)

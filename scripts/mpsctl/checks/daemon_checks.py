@@ -134,9 +134,11 @@ def _why_not(one: InstanceFacts) -> tuple[str, str, str]:
     if answer.kind == facts.UNREACHABLE:
         found = f"the control daemon (pid {one.pid}) lives, and nothing listens on its socket: {answer.words}"
         return found, f"drain its clients, then systemctl restart {unit}", "socket-gone"
-    if answer.holders:
-        pids = ", ".join(map(str, answer.holders))
-        return answer.words, f"end the command session that holds it (pid {pids})", "session-held"
+    if answer.held:
+        return answer.words, f"end the session that holds it: {words.session_holders(answer)}", "session-held"
+    if answer.holders_untold:
+        found = f"{answer.words}; who is connected to it cannot be told: {shown(answer.holders_untold)}"
+        return found, f"as root, look who has its socket open; then systemctl restart {unit}", "daemon-hangs"
     return (
         answer.words,
         f"see journalctl -u {unit}; when no client is at work, systemctl restart {unit}",

@@ -10,7 +10,7 @@ from mpsctl.model.daemon_environment import PIPE_DIRECTORY, VISIBLE_DEVICES
 from mpsctl.model.finding import Reason
 from mpsctl.model.foreign import pasted, shown
 from mpsctl.observe import process_facts
-from mpsctl.observe.facts import ABSENT, NO_RIGHT, NOT_TOLD, ClientFacts, DaemonProcess, OverLimit, Unread
+from mpsctl.observe.facts import ABSENT, NO_RIGHT, NOT_TOLD, Answer, ClientFacts, DaemonProcess, OverLimit, Unread
 from mpsctl.observe.process_facts import GpuProcess, Obstacle
 
 SIMULATED = "simulated GPUs: a lab stands in for NVML, the PCI bus and the driver; the control daemon is real"
@@ -62,6 +62,15 @@ def daemon(one: DaemonProcess, devices: Optional[Sequence[str]]) -> str:
     hangs = "it hangs: its environment does not come" if one.state == "D" else "command not told"
     command = shown(one.command) or hangs
     return f"control daemon {one.pid} ({command}, {who(one.user, one.uid)}{inside}) on {where} with {gpus}"
+
+
+def session_holders(one: Answer) -> str:
+    """Who holds a daemon's session, each with what ends it."""
+    held = [f"pid {each.pid} of {who(each.user, each.uid)} (`{shown(each.command) or 'gone'}`)" for each in one.held_by]
+    if one.unnamed:
+        held.append(f"{number(one.unnamed, 'connection')} of processes that cannot be seen (ask as root)")
+    stop = f"; `kill {' '.join(map(str, one.holders))}` ends it" if one.held_by else ""
+    return ", ".join(held) + stop
 
 
 def fault(server: int, connected: Sequence[int], alone: bool) -> str:

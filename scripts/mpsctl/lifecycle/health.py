@@ -98,12 +98,17 @@ def _look_after_daemon(world: World, desired: Instance, found: InstanceFacts) ->
     """End a daemon that answered nothing at the last look either, where that is desired."""
     pid = found.pid
     # Who holds the one session that a daemon serves at a time makes it look unresponsive, and is not to lose it.
-    held = found.answer.kind != facts.STOPPED and bool(found.answer.holders)
+    held = found.answer.kind != facts.STOPPED and found.answer.held
     if not found.unresponsive or held:
         unresponsive.forget(world, found.name)
         return []
     started_at = procfs.started_at(pid)
     wanted = desired.unresponsive_daemon == RESTART
+    untold = found.answer.holders_untold if found.answer.kind == facts.NOT_SERVED else ""
+    if untold:
+        unresponsive.forget(world, found.name)
+        line = f"the control daemon (pid {pid}) is left alone: who holds its session cannot be told: {untold}"
+        return [Action(DAEMON_NOT_ENDED, pid, line)] if wanted else []
     if not unresponsive.remembered(world, found.name, pid, started_at):
         unresponsive.remember(world, found.name, pid, started_at)
         line = f"the control daemon (pid {pid}) will be ended at the next look if it stays unresponsive"

@@ -248,19 +248,42 @@ ANSWERED, NOT_ASKED, STOPPED, NOT_SERVED, UNREACHABLE, REFUSED = (
 
 
 @dataclass(frozen=True)
+class SessionHolder:
+    """A process that is connected to a daemon which serves nobody else; ``command`` is empty once it is gone."""
+
+    pid: int
+    uid: Optional[int]
+    user: Optional[str]
+    command: str
+
+
+@dataclass(frozen=True)
 class Answer:
     """Whether the control daemon told what it was asked: one of the words above, and why not in the source's words.
 
-    ``holders`` are the pids of front-ends that were open when it was not served.
+    ``held_by`` are those that were connected when it was not served, by the peers of its sockets, and ``unnamed`` how
+    many more whose process is not known; ``holders_untold`` is why it cannot be told who else was, or empty.
     """
 
     kind: str = NOT_ASKED
     words: str = ""
-    holders: tuple[int, ...] = ()
+    held_by: tuple[SessionHolder, ...] = ()
+    unnamed: int = 0
+    holders_untold: str = ""
 
     @property
     def complete(self) -> bool:
         return self.kind == ANSWERED
+
+    @property
+    def held(self) -> bool:
+        """Whether somebody holds the one session that a daemon serves at a time."""
+        return bool(self.held_by or self.unnamed)
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """Who does, by process id."""
+        return tuple(one.pid for one in self.held_by)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from mpsctl.observe.facts import (
     GpuFacts,
     InstanceFacts,
     MainProcess,
+    SessionHolder,
     UnitFacts,
     Unread,
     Waiting,
@@ -223,9 +224,16 @@ def _no_answer(error: MpsctlError) -> Answer:
     if isinstance(error, control.Stopped):
         return Answer(facts.STOPPED, str(error))
     if isinstance(error, control.NotServed):
-        return Answer(facts.NOT_SERVED, str(error), error.holders)
+        peers = error.peers
+        return Answer(facts.NOT_SERVED, str(error), _holders(peers.holds), peers.unnamed, peers.untold)
     kind = facts.UNREACHABLE if isinstance(error, control.Unreachable) else facts.REFUSED
     return Answer(kind, str(error))
+
+
+def _holders(pids: Sequence[int]) -> tuple[SessionHolder, ...]:
+    uids = {pid: procfs.uid(pid) for pid in pids}
+    users = {pid: None if uid is None else procfs.user(uid) for pid, uid in uids.items()}
+    return tuple(SessionHolder(pid, uids[pid], users[pid], procfs.command(pid)) for pid in pids)
 
 
 def _desired_values(

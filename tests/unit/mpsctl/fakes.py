@@ -17,6 +17,7 @@ from typing import Callable, Iterator, Mapping, Optional, Sequence
 
 from mpsctl.adapters.control_daemon import Daemon, NotServed, Unreachable
 from mpsctl.adapters.nvml import Nvml
+from mpsctl.adapters.unix_peers import Peers
 from mpsctl.lifecycle import apply, prepare, stop
 from mpsctl.model import settings
 from mpsctl.model.errors import MpsctlError, NotInForce, NotReady
@@ -222,8 +223,9 @@ def shown(limit: int) -> list[str]:
 class FakeDaemon:
     """A control daemon.
 
-    ``unreachable`` and ``not_served`` are what a session meets, ``holders`` who has the session then; ``deaf_to`` is a
-    part of a setter that is taken without effect; ``before_command`` may do anything before a command is carried out.
+    ``unreachable`` and ``not_served`` are what a session meets, ``holders`` who has the session then, by pid, and
+    ``holders_untold`` why that is not known; ``deaf_to`` is a part of a setter that is taken without effect;
+    ``before_command`` may do anything before a command is carried out.
     ``log`` is what it and its servers wrote to the journal; ``answer_to_terminate`` None: it does as it is told.
     """
 
@@ -235,6 +237,7 @@ class FakeDaemon:
         self.servers: dict[int, FakeServer] = {}
         self.unreachable = self.not_served = False
         self.holders: tuple[int, ...] = ()
+        self.holders_untold = ""
         self.deaf_to: Optional[str] = None
         self.before_command: Callable[[str], None] = lambda command: None
         self.on_quit: Callable[[], None] = lambda: None
@@ -285,7 +288,8 @@ class FakeDaemon:
             if self.unreachable:
                 raise Unreachable("no control daemon listens on it (Cannot find MPS control daemon process)")
             if self.not_served:
-                raise NotServed("the control daemon did not answer within 10 s", self.holders)
+                peers = Peers(self.holders, untold=self.holders_untold)
+                raise NotServed("the control daemon did not answer within 10 s", peers)
             self.commands.append(command)
             if command.startswith("set_default_"):  # as every command, whoever sends it
                 self.write("Control", self.pid, f"Cmd:{command}")

@@ -35,8 +35,8 @@ CAUSES: Mapping[str, Cause] = {
         "let it go on (`kill -CONT` and its pid), and find who stopped it; or restart the unit, which ends its clients",
     ),
     "daemon-hangs": Cause(
-        "the daemon's process lives and does not answer, and no open front-end is to be seen. Either its GPU is gone,"
-        " or a client that connected and says nothing holds it up, or it is jammed",
+        "the daemon's process lives and does not answer, and nobody is seen to be connected to it. Either its GPU is"
+        " gone, or it is jammed",
         "look at its GPU (`mpsctl gpus`, `dmesg`) first; then restart the unit, which ends its clients",
     ),
     "socket-gone": Cause(
@@ -44,9 +44,10 @@ CAUSES: Mapping[str, Cause] = {
         "drain its clients, then `systemctl restart mps-control@INSTANCE`; start no second daemon before",
     ),
     "session-held": Cause(
-        "another front-end holds the daemon's one command session (a prompt left open, or a slow pipeline). Commands"
-        " are refused meanwhile, or return nothing with exit code 0",
-        "end that session; `mpsctl` waits for its turn",
+        "another process is connected to the daemon and holds its one session: a prompt left open, a slow pipeline, or"
+        " a program that connected and says nothing. Commands are refused meanwhile, or return nothing with exit code"
+        " 0, and clients may have to wait",
+        "end that process, which `mpsctl verify` names with its pid, user and command; `mpsctl` tries again until then",
     ),
     "daemon-not-found": Cause(
         "the front-end found no daemon: CUDA_MPS_PIPE_DIRECTORY is not the daemon's own in that shell, or the daemon"
