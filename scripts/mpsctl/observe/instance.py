@@ -209,7 +209,7 @@ def _ask(
     try:
         told = servers.ask(common)
     except MpsctlError as error:
-        found.answer = _no_answer(error)
+        found.answer = no_answer(error)
         return
     finally:
         _read_journal(found, journal)
@@ -217,10 +217,11 @@ def _ask(
         servers.look(common, found, told)
         found.answer = Answer(facts.ANSWERED)
     except MpsctlError as error:
-        found.answer = _no_answer(error)
+        found.answer = no_answer(error)
 
 
-def _no_answer(error: MpsctlError) -> Answer:
+def no_answer(error: MpsctlError) -> Answer:
+    """Why a daemon that was asked did not answer, and who was connected to it."""
     if isinstance(error, control.Stopped):
         return Answer(facts.STOPPED, str(error))
     if isinstance(error, control.NotServed):
