@@ -67,7 +67,7 @@ def test_a_quit_is_refused_and_forced_it_ends_the_daemon(host: RealDaemonHost, s
 
 def test_a_silent_connection_holds_the_daemon_and_is_named(host: RealDaemonHost, served: Running) -> None:
     assert unix_peers.of_directory(served.pipe_directory) == Peers()
-    command = [sys.executable, "-c", SILENT, served.pipe_directory / "control"]
+    command = [sys.executable, "-c", SILENT, str(served.pipe_directory / "control")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as silent:
         assert silent.stdout is not None
         assert silent.stdout.readline() == "greeted\n"
