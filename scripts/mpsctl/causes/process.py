@@ -9,7 +9,7 @@ from typing import Optional
 from mpsctl.adapters import procfs, unix_peers
 from mpsctl.causes import environment, memory
 from mpsctl.causes.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, at_most, diagnose, of_instance
-from mpsctl.causes.of_checks import because, certainty_of, reasons_of
+from mpsctl.causes.of_checks import because, certainty_of, reasons_of, unproven
 from mpsctl.causes.seen import Seen
 from mpsctl.checks import words
 from mpsctl.checks.client_checks import why_waiting
@@ -243,14 +243,15 @@ def _kept_out(seen: Seen, one: _Process) -> list[Diagnosis]:
         return []
     checks = seen.report.instances[instance.name]
     named = one.variables is not None and seen.meant_by(one.variables) is instance
-    sure = CERTAIN if named or _waits(one) else LIKELY
+    sure = CERTAIN if named or (_waits(one) and instance.log_trusted is not False) else LIKELY
     found = [
         diagnose("drained", sure, reason.line, remedy=reason.remedy) for reason in reasons_of(checks, ("drained",))
     ]
     for each in instance.waiting:
         if each.pid == one.pid:
             reason = why_waiting(instance, each)
-            found.append(because(reason, certainty_of(reason.cause, LIKELY)))
+            waits = because(reason, certainty_of(reason.cause, LIKELY))
+            found.append(unproven(waits) if instance.log_trusted is False else waits)
     if one.as_client:
         return found
     # That it is so is certain; that it was so when this process began is not.

@@ -224,6 +224,25 @@ def pipe_directory_access(view: View) -> Finding:
 
 
 @judgement(verbs=VERIFY_ONLY)
+def daemon_log(view: View) -> Finding:
+    """Nobody else can have written what the journal has of the daemon: its log is closed since before its start."""
+    one = view.one
+    if not one.pid:
+        return unknown(no_daemon(view))
+    if one.log_trusted is None:
+        return unknown("who can write to the daemon's log cannot be looked at", remedy=as_root(view))
+    if one.log_trusted:
+        return passed("written by the daemon and its servers alone")
+    line = f"others can have written to the log of daemon {one.pid}: its lines in the journal are no proof"
+    return warned(
+        line,
+        "a log that is closed to others since before the daemon's start",
+        f"systemctl restart {pasted(one.unit.name)} at a convenient time: its clients must be started anew",
+        reasons=[Reason("open-log", line)],
+    )
+
+
+@judgement(verbs=VERIFY_ONLY)
 def limits_guarded(view: View) -> Finding:
     """Nobody but root changes limits. Daemons before 550, which write no pid file, let everyone who connects do it."""
     one = view.one
@@ -240,7 +259,7 @@ def limits_guarded(view: View) -> Finding:
     )
 
 
-@judgement(verbs=VERIFY_ONLY)
+@judgement(verbs=VERIFY_ONLY, by_log=True)
 def daemon_version(view: View) -> Finding:
     """The daemon's binary is of the driver's release: a mix of both is nobody's (daemons up to 555 do not tell)."""
     one = view.one
@@ -272,6 +291,7 @@ JUDGEMENTS = (
     front_door,
     pipe_directory_files,
     pipe_directory_access,
+    daemon_log,
     limits_guarded,
     daemon_version,
 )

@@ -96,7 +96,7 @@ def bypass(one: Bypass) -> str:
 def over(one: OverLimit) -> str:
     held = f"it holds {one.held_mib} MiB on device {one.ordinal}"
     if one.limit_mib is None:
-        return f"{held}, and the journal has no line of its limit"
+        return f"{held}, and no line of the journal proves its limit"
     return f"{held}, above its limit of {one.limit_mib} MiB"
 
 
@@ -112,7 +112,7 @@ def without_limit(one: ClientFacts) -> Optional[str]:
 
 def limit_untold(one: ClientFacts) -> Optional[str]:
     """Why it cannot be told whether a limit holds a client, or None."""
-    lines = ["the journal has no line of its server's limit"] if one.limit_untold else []
+    lines = ["no line of the journal proves its server's limit"] if one.limit_untold else []
     lines += [] if one.readable else ["its environment cannot be read"]
     lines += [over(each) for each in one.over if each.limit_mib is None]
     return "; ".join(lines) or None

@@ -22,7 +22,7 @@ from mpsctl.observe import facts
 from mpsctl.observe.asked import Asked
 from mpsctl.observe.facts import ClientFacts, InstanceFacts, ServerFacts
 from mpsctl.observe.host import look
-from mpsctl.store import limit_bypasses, record, unresponsive
+from mpsctl.store import limit_bypasses, open_log, record, unresponsive
 from mpsctl.store.limit_bypasses import LimitBypass
 from mpsctl.store.world import World
 
@@ -78,6 +78,8 @@ def health(world: World, begun: Optional[Asked] = None) -> Health:
     for name, found in host.instances.items():
         if found.desired is None or not found.pid:
             continue
+        if found.log_trusted is False:
+            open_log.note(world, name, found.pid, procfs.started_at(found.pid))
         _forget_what_is_disproved(world, found)
         actions = _look_after_limit_bypasses(world, found.desired, found)
         actions += _look_after_daemon(world, found.desired, found)

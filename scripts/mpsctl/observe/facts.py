@@ -335,6 +335,8 @@ class InstanceFacts:
     servers: list[ServerFacts] = field(default_factory=list)
     log: DaemonLog = field(default_factory=DaemonLog)
     log_unread: Optional[Unread] = None
+    log_trusted: Optional[bool] = None
+    """whether only the daemon and its servers can have written its log; None: not told"""
     waiting: list[Waiting] = field(default_factory=list)
     processes: dict[str, list[GpuProcess]] = field(default_factory=dict)
     cards: dict[str, Card] = field(default_factory=dict)

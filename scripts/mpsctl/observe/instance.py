@@ -29,7 +29,7 @@ from mpsctl.observe.facts import (
     Waiting,
 )
 from mpsctl.observe.reachability import User
-from mpsctl.store import configuration, desired_values, drains, fitting, measured, record, server_log
+from mpsctl.store import configuration, desired_values, drains, fitting, measured, open_log, record, server_log
 from mpsctl.store.world import World
 
 
@@ -88,6 +88,9 @@ def look(
     private = served or (found.door_leads_to if unit.main_pid else None)
     found.door_open = private is not None and found.door_leads_to == private
     _look_at_directory(world, found, desired, public, private)
+    found.log_trusted = open_log.trusted(
+        world, desired.name, private, unit.main_pid, procfs.started_at(unit.main_pid) if unit.main_pid else None
+    )
     if unit.main_pid and private is not None:
         _ask(world, found, desired, private, around, journal)
     else:

@@ -481,6 +481,8 @@ class FakeSystemd:
 class Host:
     """A host: its files under ``root``, and fakes for the rest.
 
+    ``open_logs`` are daemons by pid into whose logs everybody can write.
+
     ``start``, ``stop`` and so on do to an instance what systemd does with the unit: the program's own verbs
     around a daemon.
     """
@@ -495,6 +497,7 @@ class Host:
         self.processes: dict[int, Process] = {}
         self.daemons: dict[Path, FakeDaemon] = {}
         self.new_daemon: Callable[[int], FakeDaemon] = FakeDaemon
+        self.open_logs: set[int] = set()
         self.said: list[str] = []
         self.signals: list[tuple[int, signal.Signals]] = []
         self._next_pid = 5000
@@ -610,6 +613,11 @@ class Host:
             for number, server in daemon.servers.items():
                 if pid in server.clients:
                     daemon.leave(number, pid)
+
+    def log_is_closed(self, pipe_directory: Path, owner: int = 0) -> Optional[bool]:
+        """Whether only root can write into the log of the daemon that serves a directory."""
+        daemon = self.daemons.get(pipe_directory)
+        return None if daemon is None else daemon.pid not in self.open_logs
 
     # -- the unit
 

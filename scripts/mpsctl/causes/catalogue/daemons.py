@@ -122,6 +122,12 @@ CAUSES: Mapping[str, Cause] = {
         " each server has a directory for its logs, and a front-end follows the daemon's protocol, not its own flag",
         "set CUDA_MPS_PIPE_DIRECTORY and the protocol explicitly; instances of ours speak protocol 2",
     ),
+    "open-log": Cause(
+        "the daemon's log is a FIFO that everybody may write, and what stands in it reaches the journal as the daemon's"
+        " own words. Limits, faults and ends of servers that are known by the log alone may be forged",
+        "`systemctl restart mps-control@INSTANCE` at a convenient time, which ends its clients: a daemon that starts"
+        " now has its log closed to others",
+    ),
     "no-logs": Cause(
         "the daemon cannot write its log directory and runs without logs",
         "let its user write CUDA_MPS_LOG_DIRECTORY",
