@@ -125,12 +125,14 @@ def test_one_line_without_an_end_is_no_line(command: Command, monkeypatch: pytes
 def test_a_journal_that_does_not_end_is_given_up(command: Command, monkeypatch: pytest.MonkeyPatch, flood: str) -> None:
     monkeypatch.setattr(systemd, "_JOURNAL_TIMEOUT_S", 0.5)
     command("journalctl", flood)
-    for read in (
-        lambda: Systemctl().journal_of_start("abc123", "wanted"),
-        lambda: Systemctl().journal("a.service", 5),
-        lambda: Systemctl().kernel_log(5),
-        lambda: Systemctl().journal_of_boot("wanted"),
-    ):
+    asked = Systemctl()
+    reads: list[Callable[[], object]] = [
+        lambda: asked.journal_of_start("abc123", "wanted"),
+        lambda: asked.journal("a.service", 5),
+        lambda: asked.kernel_log(5),
+        lambda: asked.journal_of_boot("wanted"),
+    ]
+    for read in reads:
         with pytest.raises(NotReady, match="did not end within"):
             read()
 

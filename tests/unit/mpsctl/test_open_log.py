@@ -171,8 +171,12 @@ def test_where_processes_cannot_be_read_nothing_is_proven(
 
 
 def test_a_look_that_does_not_end_proves_nothing(pipe_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang() -> Iterator[int]:
+        time.sleep(60)
+        yield 1
+
     monkeypatch.setattr(log_fifo, "_SCAN_S", 0.2)
-    monkeypatch.setattr(procfs, "pids", lambda: iter([time.sleep(60) or 1]))
+    monkeypatch.setattr(procfs, "pids", hang)
     assert log_fifo.written_by_root_alone(pipe_directory, 0) is None
 
 
