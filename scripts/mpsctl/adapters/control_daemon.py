@@ -63,7 +63,8 @@ class Daemon(Protocol):
         """Send commands in one session; the lines that each printed.
 
         :raises Unreachable: if nothing listens.
-        :raises NotServed: if it did not answer within ``deadline_s`` seconds.
+        :raises NotServed: if it did not answer within ``deadline_s`` seconds; who was in the way takes 5 s more to find
+            at most.
         """
 
 

@@ -1,4 +1,7 @@
-"""That a daemon's `log` was open to others during its life, in /run/mps-fleet/<instance>: gone at a reboot."""
+"""That a daemon's `log` was open to others during its life, in /run/mps-fleet/<instance>: gone at a reboot.
+
+A stop leaves it: what the journal has of that daemon may still be read.
+"""
 
 from __future__ import annotations
 
