@@ -325,7 +325,7 @@ def test_who_holds_the_session_is_named(start: Starter) -> None:
     daemon = start(start.root / "pipe")
     with held_session(daemon) as holder:
         problem = next(filter(None, (problem_of(daemon) for _ in range(20))))  # some get through on 535
-        assert re.search(rf"may be held by .*pid {holder} \(user", problem)
+        assert re.search(rf"is held by .*pid {holder} \(user", problem)
 
 
 def problem_of(daemon: Running) -> Optional[str]:

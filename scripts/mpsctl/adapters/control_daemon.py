@@ -7,6 +7,7 @@ What the code below steps around (control daemons 535, 550, 555; driver 580 on a
 * The daemon serves one front-end at a time. Another one is told ``Cannot send command to MPS control
   daemon process``, or ends with 0 and says nothing. An empty answer therefore proves nothing: every
   command is followed by a getter that always answers, and without its answer the session was not served.
+  Any other program that connects and says nothing holds the daemon up as well.
 * A daemon stopped by a signal accepts connections and never answers: everything has a deadline.
 """
 
@@ -17,11 +18,12 @@ import re
 import subprocess
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable, Iterator, Optional, Protocol, Sequence
 
-from mpsctl.adapters import hardware, locks, procfs
+from mpsctl.adapters import hardware, locks, procfs, unix_peers
+from mpsctl.adapters.unix_peers import Peers
 from mpsctl.model import foreign
 from mpsctl.model.errors import NotReady
 
@@ -31,11 +33,11 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 
 
 class NotServed(NotReady):
-    """The daemon is there but did not answer within the deadline; ``holders`` are front-ends that were open, by pid."""
+    """The daemon is there but did not answer within the deadline; ``peers`` is who was connected to it then."""
 
-    def __init__(self, text: str, holders: Sequence[int] = ()) -> None:
+    def __init__(self, text: str, peers: Optional[Peers] = None) -> None:
         super().__init__(text)
-        self.holders = tuple(holders)
+        self.peers = peers or Peers()
 
 
 class Stopped(NotServed):
@@ -61,7 +63,8 @@ class Daemon(Protocol):
         """Send commands in one session; the lines that each printed.
 
         :raises Unreachable: if nothing listens.
-        :raises NotServed: if it did not answer within ``deadline_s`` seconds.
+        :raises NotServed: if it did not answer within ``deadline_s`` seconds; who was in the way takes 5 s more to find
+            at most.
         """
 
 
@@ -79,7 +82,8 @@ class Bounded:
             raise Stopped(f"the control daemon (pid {self._pid}) is stopped by a signal (state T)")
         left_s = self._end_s - self._now_s()
         if left_s <= 0:
-            raise NotServed("the control daemon did not answer in time for this look; nothing was restarted")
+            problem = "the control daemon did not answer in time for this look; nothing was restarted"
+            raise NotServed(problem, Peers(untold="the time of this look was over"))
         return self._daemon.ask(commands, min(deadline_s, round(left_s, 1) or 0.1))
 
 
@@ -104,11 +108,11 @@ class FrontEnd:
                 if answers is not None:
                     return answers
                 if time.monotonic() + pause_s >= end:
-                    holders = list(processes(front_ends=True))
+                    peers = unix_peers.of_directory(self._pipe_directory)
                     raise NotServed(
                         f"the control daemon on {self._pipe_directory} did not answer within {deadline_s:g} s"
-                        f" ({problem}); {_told(holders)}",
-                        holders,
+                        f" ({problem}); {_told(peers)}",
+                        peers,
                     )
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -149,9 +153,11 @@ class FrontEnd:
         try:
             descriptor = locks.take(self._lock, end)
         except locks.Taken:
-            holders = list(processes(front_ends=True))
+            # Another call of ours is at work on it: that nobody is connected just now proves nothing.
+            peers = unix_peers.of_directory(self._pipe_directory)
+            peers = replace(peers, untold=peers.untold or f"another mpsctl has its lock {self._lock}")
             raise NotServed(
-                f"another mpsctl holds the control daemon on {self._pipe_directory}; {_told(holders)}", holders
+                f"another mpsctl is at work on the control daemon on {self._pipe_directory}; {_told(peers)}", peers
             ) from None
         try:
             yield
@@ -159,21 +165,30 @@ class FrontEnd:
             os.close(descriptor)
 
 
-def _told(holders: Sequence[int]) -> str:
-    """Who may be holding the session: other front-ends that run."""
-    if not holders:
-        return "no other front-end is open: the daemon may be stopped; see its state with `systemctl status`"
-    held = sorted(
-        f"pid {pid} (user {procfs.uid(pid)}, parent {procfs.command(procfs.parent(pid)) or 'gone'})" for pid in holders
-    )
-    return f"it may be held by {', '.join(held)}: end that session"
+def _told(peers: Peers) -> str:
+    """Who holds the session, and what to do about it."""
+    if peers.held:
+        held = [holder(pid) for pid in peers.holds]
+        held += [f"{peers.unnamed} of processes that cannot be seen (ask as root)"] if peers.unnamed else []
+        return f"it is held by {', '.join(held)}: end that session"
+    if peers.untold:
+        return f"who holds it cannot be told: {peers.untold}"
+    waits = f" (waiting to be accepted: {', '.join(map(holder, peers.waits))})" if peers.waits else ""
+    return f"nobody holds its session{waits}: the daemon may be stopped; see its state with `systemctl status`"
 
 
-def processes(front_ends: bool) -> Iterator[int]:
-    """The control daemons of this host, or the front-ends that are open: a front-end has no arguments."""
+def holder(pid: int) -> str:
+    """A process that is connected to a daemon, for people."""
+    uid, parent = procfs.uid(pid), procfs.command(procfs.parent(pid))
+    user = None if uid is None else procfs.user(uid)
+    named = "not told" if uid is None else str(uid) if user is None else foreign.shown(user)
+    return f"pid {pid} (user {named}, `{procfs.command(pid) or 'gone'}`, parent {parent or 'gone'})"
+
+
+def daemons() -> Iterator[int]:
+    """The control daemons of this host, by their program. A front-end is the same program without arguments."""
     for pid in procfs.pids():
-        is_one = hardware.mps_program(pid) == hardware.CONTROL_DAEMON
-        if is_one and (len(procfs.title(pid).split()) < 2) == front_ends:
+        if hardware.mps_program(pid) == hardware.CONTROL_DAEMON and len(procfs.title(pid).split()) > 1:
             yield pid
 
 

@@ -166,7 +166,7 @@ def daemons_on(public: Path, own: Optional[Path] = None) -> list[int]:
 def _served(public: Path, own: Optional[Path] = None) -> dict[int, Path]:
     """The directory that each of these daemons serves, by its process id."""
     found = {}
-    for pid in control_daemon.processes(front_ends=False):
+    for pid in control_daemon.daemons():
         served = Path((procfs.environment(pid) or {}).get(VARIABLE, "") or "/nowhere")
         if served in (public, own) or public in served.parents:
             found[pid] = served

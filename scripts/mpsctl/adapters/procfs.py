@@ -280,6 +280,18 @@ def has_open(pid: int, path: Path) -> bool:
     return any(_target(pid, descriptor) == str(path) for descriptor in descriptors)
 
 
+def open_sockets(pid: int) -> Iterator[tuple[int, int]]:
+    """The sockets that the process has open: its descriptor and the socket's inode. None where that may not be read."""
+    try:
+        descriptors = os.listdir(_PROC / str(pid) / "fd")
+    except OSError:
+        return
+    for descriptor in descriptors:
+        target = _target(pid, descriptor)
+        if target and target.startswith("socket:["):
+            yield int(descriptor), int(target[8:-1])
+
+
 def _target(pid: int, descriptor: str) -> Optional[str]:
     try:
         return os.readlink(_PROC / str(pid) / "fd" / descriptor)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import os
 import re
+import selectors
 import subprocess
-from contextlib import suppress
+import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Callable, Mapping, Optional, Protocol, Sequence
+from typing import IO, Callable, Mapping, Optional, Protocol, Sequence, cast
 
 from mpsctl.adapters import files
 from mpsctl.model import foreign
@@ -32,6 +34,9 @@ _TARGETS = {"timer": "timers.target", "socket": "sockets.target"}
 """What starts a unit at boot, by its kind: the [Install] of our units."""
 
 _TIMEOUT_S, _JOURNAL_TIMEOUT_S = 30, 10
+_MOST_BYTES = 16 << 20
+"""What is kept of a command's output: of a journal its newest lines. One user can have a daemon write 37,000 lines in
+10 s, and a start may be months old."""
 _MOST_WORDS = 500
 """Of systemctl's words on failed jobs: it names each unit."""
 
@@ -183,12 +188,13 @@ class Systemctl:
         return None
 
     def journal(self, unit: str, lines: int) -> list[str]:
-        done = self._run("journalctl", "--no-pager", "--quiet", "-o", "cat", "-n", str(lines), "-u", unit)
+        command = ["journalctl", "--no-pager", "--quiet", "-o", "cat", "-n", str(lines), "-u", unit]
+        done = _begin(command, _JOURNAL_TIMEOUT_S)()
         return [line for line in done.stdout.splitlines() if line]
 
     def kernel_log(self, lines: int) -> list[str]:
         command = ["journalctl", "--no-pager", "--quiet", "-o", "cat", "-k", "-b", "-n", str(lines)]
-        return [line for line in self._run(*command, timeout_s=_JOURNAL_TIMEOUT_S).stdout.splitlines() if line]
+        return [line for line in _begin(command, _JOURNAL_TIMEOUT_S)().stdout.splitlines() if line]
 
     def journal_of_start(self, invocation: str, wanted: str, settled: bool = False) -> list[str]:
         if settled:
@@ -213,30 +219,30 @@ class Systemctl:
             done = begun()
             if done.returncode and re.search("pattern matching|pcre|unrecognized option", done.stderr, re.IGNORECASE):
                 # Built without it; no match at all ends with 1 as well, and says nothing.
-                done = self._run(*command, timeout_s=_JOURNAL_TIMEOUT_S)
+                done = _begin(command, _JOURNAL_TIMEOUT_S)()
             return [line for line in done.stdout.splitlines() if re.search(wanted, line)]
 
         return answer
 
 
 def _begin(command: Sequence[str], timeout_s: float) -> Callable[[], subprocess.CompletedProcess[str]]:
-    """Start a command; what is returned waits for its end.
+    """Start a command; what is returned waits for its end, and keeps the last ``_MOST_BYTES`` that it printed.
 
     :raises NotReady: (what is returned) if it is not there, or does not end within ``timeout_s`` seconds.
     """
     absent = NotReady(f"{command[0]} is not on this host; mpsctl needs systemd 249 or newer")
     pipe = subprocess.PIPE
-    process: Optional[subprocess.Popen[str]] = None
+    process: Optional[subprocess.Popen[bytes]] = None
     with suppress(FileNotFoundError):
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace"
-        )
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
 
     def answer() -> subprocess.CompletedProcess[str]:
         if process is None:
             raise absent
+        end_s = time.monotonic() + timeout_s
         try:
-            out, err = process.communicate(timeout=timeout_s)
+            out, err = _last_of(process, end_s)
+            process.wait(max(0.0, end_s - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             said = foreign.shown(" ".join(command))
@@ -244,6 +250,41 @@ def _begin(command: Sequence[str], timeout_s: float) -> Callable[[], subprocess.
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     return answer
+
+
+def _last_of(process: subprocess.Popen[bytes], end_s: float) -> tuple[str, str]:
+    """The last that a process prints on standard output and on standard error, in whole lines.
+
+    :raises subprocess.TimeoutExpired: if it does not close both in time.
+    """
+    streams = [one for one in (process.stdout, process.stderr) if one is not None]
+    kept = {one: bytearray() for one in streams}
+    cut = dict.fromkeys(streams, False)
+    with ExitStack() as closing, selectors.DefaultSelector() as waiting:
+        for one in streams:
+            waiting.register(closing.enter_context(one), selectors.EVENT_READ)
+        while waiting.get_map():
+            ready = waiting.select(max(0.0, end_s - time.monotonic()))
+            if not ready or time.monotonic() > end_s:
+                raise subprocess.TimeoutExpired(process.args, end_s)
+            for key, _ in ready:
+                stream = cast("IO[bytes]", key.fileobj)
+                chunk = os.read(key.fd, 1 << 16)
+                if not chunk:
+                    waiting.unregister(stream)
+                kept[stream] += chunk
+                if len(kept[stream]) > 2 * _MOST_BYTES:
+                    del kept[stream][:-_MOST_BYTES]
+                    cut[stream] = True
+    out, err = (_text(kept[one], cut[one]) for one in streams)
+    return out, err
+
+
+def _text(data: bytearray, cut: bool) -> str:
+    if cut or len(data) > _MOST_BYTES:
+        data = data[-_MOST_BYTES:]
+        data = data[data.find(b"\n") + 1 :]  # the first line is the rest of one
+    return data.decode(errors="replace")
 
 
 def enabled_instances(units: Path) -> list[str]:

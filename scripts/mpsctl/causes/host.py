@@ -45,7 +45,11 @@ def look(seen: Seen, names: Collection[str], out_of_memory: bool = False) -> lis
 def _instance(seen: Seen, one: InstanceFacts) -> list[Diagnosis]:
     found = log.diagnose_log(_lines_of_start(seen, one), now_s=seen.host.wall_s)
     if not one.active:
-        return found + log.diagnose_log(_last_words(seen, one), now_s=seen.host.wall_s)
+        found += log.diagnose_log(_last_words(seen, one), now_s=seen.host.wall_s)
+    if one.log_trusted is False:
+        found = [of_checks.unproven(each) for each in found]
+    if not one.active:
+        return found
     found = [each for each in found if each.name not in _JUDGED]
     for client in one.clients:
         if client.state in _DEAD:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Collection, Iterable, Mapping, Optional
 
 from mpsctl.causes.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, at_most, diagnose, of_instance
+from mpsctl.checks.judgement import LOG_TRUSTED, OPEN_LOG
 from mpsctl.checks.report import Report
 from mpsctl.model.finding import CRITICAL, WARNING, Check, Reason
 
@@ -41,6 +43,7 @@ _AT_MOST = {
     "no-daemon": LIKELY,
     "daemon-hangs": LIKELY,
     "session-held": LIKELY,
+    "open-log": LIKELY,
     "started-before-daemon": LIKELY,
     "visible-devices-renumbered": LIKELY,
     "persistence-off": POSSIBLE,
@@ -52,6 +55,11 @@ _AT_MOST = {
 def because(reason: Reason, certainty: str) -> Diagnosis:
     """The diagnosis of a reason that a check gave, at most as sure as its cause ever is by that alone."""
     return diagnose(reason.cause, certainty_of(reason.cause, certainty), reason.line, remedy=reason.remedy or None)
+
+
+def unproven(one: Diagnosis) -> Diagnosis:
+    """A diagnosis that stands on a log which others could have written: possible at most, and it says so."""
+    return replace(one, certainty=at_most(one.certainty, POSSIBLE), evidence=(*one.evidence, OPEN_LOG))
 
 
 def certainty_of(cause: str, certainty: str) -> str:
@@ -75,6 +83,8 @@ def of_checks(checks: Iterable[Check]) -> list[Diagnosis]:
 
 def _of_check(one: Check) -> list[Diagnosis]:
     sure = CERTAIN if one.level == CRITICAL else LIKELY
+    if one.facts.get(LOG_TRUSTED) is False:
+        return [unproven(because(reason, POSSIBLE)) for reason in one.reasons]
     if one.reasons:
         return [because(reason, sure) for reason in one.reasons]
     if one.level == WARNING and one.name in ADVICE:

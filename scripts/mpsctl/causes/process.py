@@ -6,10 +6,10 @@ import os
 from dataclasses import dataclass, replace
 from typing import Optional
 
-from mpsctl.adapters import procfs
+from mpsctl.adapters import procfs, unix_peers
 from mpsctl.causes import environment, memory
 from mpsctl.causes.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, at_most, diagnose, of_instance
-from mpsctl.causes.of_checks import because, certainty_of, reasons_of
+from mpsctl.causes.of_checks import because, certainty_of, reasons_of, unproven
 from mpsctl.causes.seen import Seen
 from mpsctl.checks import words
 from mpsctl.checks.client_checks import why_waiting
@@ -92,7 +92,7 @@ def instances_of(seen: Seen, pid: int) -> list[str]:
 
 
 def _program(seen: Seen, pid: int) -> Optional[tuple[list[Diagnosis], str]]:
-    """What is to be said of a control daemon, a server or a front-end; None for any other process."""
+    """What is to be said of a control daemon, a server or who is connected to one; None for any other process."""
     server, daemon = seen.host.processes.server(pid), seen.host.processes.daemon(pid)
     if server is not None:
         return _server(seen, server)
@@ -103,8 +103,30 @@ def _program(seen: Seen, pid: int) -> Optional[tuple[list[Diagnosis], str]]:
         if daemon in seen.foreign:
             found.append(diagnose("foreign-daemon", CERTAIN, about))
         return found + _open_files(pid, _OPEN_FILES), f"pid {pid} is the {about}{_whose(seen, pid)}"
-    if pid in seen.host.processes.front_ends:
-        return [], f"pid {pid} ({shown(procfs.command(pid))}) is a front-end of MPS: an open command session"
+    held = _held_by(seen, pid)
+    if held is not None:
+        uid = procfs.uid(pid)
+        who = words.who(None if uid is None else procfs.user(uid), uid)
+        line = f"pid {pid} ({shown(procfs.command(pid))}, {who}) is connected to the {held}"
+        served = [one for one in seen.instances if pid in one.answer.holders]
+        found = [diagnose("session-held", CERTAIN, line, remedy=f"end it: `kill {pid}`")] if served else []
+        return found, f"{line}: an open session, and that daemon serves no other command meanwhile"
+    return None
+
+
+def _held_by(seen: Seen, pid: int) -> Optional[str]:
+    """The control daemon to whose sockets a process is connected, in words; None where it is to none.
+
+    A client is so for a moment when it comes, and not while it works (driver 580, H200).
+    """
+    if seen.client_of(pid) is not None or procfs.maps(pid, _LIBRARY):
+        return None  # a CUDA program: a client that comes or waits is judged as such
+    for daemon in seen.host.processes.daemons:
+        if daemon.directory is None:
+            continue
+        directory = procfs.root(daemon.pid) / str(daemon.directory).lstrip("/")
+        if pid in unix_peers.of_directory(directory).holds:
+            return f"{words.daemon(daemon, seen.host.devices(daemon))}{_whose(seen, daemon.pid)}"
     return None
 
 
@@ -222,14 +244,15 @@ def _kept_out(seen: Seen, one: _Process) -> list[Diagnosis]:
         return []
     checks = seen.report.instances[instance.name]
     named = one.variables is not None and seen.meant_by(one.variables) is instance
-    sure = CERTAIN if named or _waits(one) else LIKELY
+    sure = CERTAIN if named or (_waits(one) and instance.log_trusted is not False) else LIKELY
     found = [
         diagnose("drained", sure, reason.line, remedy=reason.remedy) for reason in reasons_of(checks, ("drained",))
     ]
     for each in instance.waiting:
         if each.pid == one.pid:
             reason = why_waiting(instance, each)
-            found.append(because(reason, certainty_of(reason.cause, LIKELY)))
+            waits = because(reason, certainty_of(reason.cause, LIKELY))
+            found.append(unproven(waits) if instance.log_trusted is False else waits)
     if one.as_client:
         return found
     # That it is so is certain; that it was so when this process began is not.

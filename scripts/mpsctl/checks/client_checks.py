@@ -14,7 +14,7 @@ SPARE_MIB = 16
 """A client this near its limit has used it up: NVML counts in whole MiB, and an allocation takes 2 MiB at least."""
 
 
-@judgement(verbs=VERIFY_ONLY)
+@judgement(verbs=VERIFY_ONLY, by_log=True)
 def client_pids(view: View) -> Finding:
     """The daemon knows its clients by this host's process ids (B34: pid 0 where no pid namespace is shared)."""
     one = view.one
@@ -112,7 +112,7 @@ def limits_together(view: View) -> Finding:
     return passed(some(lines), *lines) if lines else passed("within each device")
 
 
-@judgement()
+@judgement(by_log=True)
 def client_memory(view: View) -> Finding:
     """No client has used up its own limit: its next allocation fails with error 2."""
     why = untold(view)
@@ -135,7 +135,7 @@ def client_memory(view: View) -> Finding:
     return passed("every client has room below its limit")
 
 
-@judgement()
+@judgement(by_log=True)
 def waiting_clients(view: View) -> Finding:
     """Nobody waits in the daemon's pending list, behind another user's clients or for a server (B20)."""
     one = view.one

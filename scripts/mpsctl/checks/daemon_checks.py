@@ -131,12 +131,21 @@ def _why_not(one: InstanceFacts) -> tuple[str, str, str]:
     if answer.kind == facts.STOPPED:
         found = f"the control daemon (pid {one.pid}) is stopped by a signal (state T): it answers nobody"
         return found, f"kill -CONT {one.pid}, and find who stopped it", "daemon-stopped"
+    if one.jammed:
+        found = (
+            f"the control daemon (pid {one.pid}) is jammed: it took a client's credentials and gave it no answer, and"
+            " answers nobody since"
+        )
+        remedy = f"when no client is at work, systemctl restart {unit}; health does it where nobody can be hurt"
+        return found, remedy, "daemon-jammed"
     if answer.kind == facts.UNREACHABLE:
         found = f"the control daemon (pid {one.pid}) lives, and nothing listens on its socket: {answer.words}"
         return found, f"drain its clients, then systemctl restart {unit}", "socket-gone"
-    if answer.holders:
-        pids = ", ".join(map(str, answer.holders))
-        return answer.words, f"end the command session that holds it (pid {pids})", "session-held"
+    if answer.held:
+        return answer.words, f"end the session that holds it: {words.session_holders(answer)}", "session-held"
+    if answer.holders_untold:
+        found = f"{answer.words}; who is connected to it cannot be told: {shown(answer.holders_untold)}"
+        return found, f"as root, look who has its socket open; then systemctl restart {unit}", "daemon-hangs"
     return (
         answer.words,
         f"see journalctl -u {unit}; when no client is at work, systemctl restart {unit}",
@@ -286,6 +295,25 @@ def pipe_directory_access(view: View) -> Finding:
 
 
 @judgement(verbs=VERIFY_ONLY)
+def daemon_log(view: View) -> Finding:
+    """Nobody else can have written what the journal has of the daemon: its log is closed since before its start."""
+    one = view.one
+    if not one.pid:
+        return unknown(no_daemon(view))
+    if one.log_trusted is None:
+        return unknown("who can write to the daemon's log cannot be looked at", remedy=as_root(view))
+    if one.log_trusted:
+        return passed("written by the daemon and its servers alone")
+    line = f"others can have written to the log of daemon {one.pid}: its lines in the journal are no proof"
+    return warned(
+        line,
+        "a log that is closed to others since before the daemon's start",
+        f"systemctl restart {pasted(one.unit.name)} at a convenient time: its clients must be started anew",
+        reasons=[Reason("open-log", line)],
+    )
+
+
+@judgement(verbs=VERIFY_ONLY)
 def limits_guarded(view: View) -> Finding:
     """Nobody but root changes limits. Daemons before 550, which write no pid file, let everyone who connects do it; the
     front door passes no command on."""
@@ -302,7 +330,7 @@ def limits_guarded(view: View) -> Finding:
     )
 
 
-@judgement(verbs=VERIFY_ONLY)
+@judgement(verbs=VERIFY_ONLY, by_log=True)
 def daemon_version(view: View) -> Finding:
     """The daemon's binary is of the driver's release: a mix of both is nobody's (daemons up to 555 do not tell)."""
     one = view.one
@@ -336,6 +364,7 @@ JUDGEMENTS = (
     daemon_directory,
     pipe_directory_files,
     pipe_directory_access,
+    daemon_log,
     limits_guarded,
     daemon_version,
 )

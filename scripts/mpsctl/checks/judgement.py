@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Callable, Iterable, Mapping, NamedTuple, Optional
 
 from mpsctl.model.errors import MpsctlError
@@ -13,6 +14,9 @@ from mpsctl.observe.host import HostFacts
 STATUS, VERIFY, HEALTH, SITE = "status", "verify", "health", "site"
 EVERY_VERB = (STATUS, VERIFY, HEALTH, SITE)
 """What can be critical is judged by all of them, so that none says that all is well where another fails."""
+LOG_TRUSTED = "log_trusted"
+"""The fact of a check that stands on a log which others could have written: false."""
+OPEN_LOG = "the daemon's log could have been written by others (see daemon-log): this is no proof"
 VERIFY_ONLY = (VERIFY,)
 """For advice, and for what takes long to look at: it can warn at most."""
 
@@ -55,13 +59,17 @@ class Judgement:
 
 
 def judgement(
-    of_host: bool = False, verbs: tuple[str, ...] = EVERY_VERB
+    of_host: bool = False, verbs: tuple[str, ...] = EVERY_VERB, by_log: bool = False
 ) -> Callable[[Callable[[View], Finding]], Judgement]:
-    """Make a judgement of a function: its name with hyphens is the id, its docstring the sentence."""
+    """Make a judgement of a function: its name with hyphens is the id, its docstring the sentence.
+
+    ``by_log`` is for those that stand on the daemon's log: they warn at most where others could have written that.
+    """
 
     def make(function: Callable[[View], Finding]) -> Judgement:
         summary = " ".join((function.__doc__ or "").split())
-        return Judgement(function.__name__.strip("_").replace("_", "-"), of_host, verbs, function, summary)
+        judge = partial(_by_log, function) if by_log else function
+        return Judgement(function.__name__.strip("_").replace("_", "-"), of_host, verbs, judge, summary)
 
     return make
 
@@ -96,6 +104,14 @@ def failed(
 
 def unknown(why: str, expected: str = "", remedy: str = "", *evidence: str) -> Finding:
     return Finding(UNKNOWN, why, expected, remedy, evidence)
+
+
+def _by_log(judge: Callable[[View], Finding], view: View) -> Finding:
+    finding = judge(view)
+    if view.one.log_trusted is not False or finding.level not in (CRITICAL, WARNING):
+        return finding
+    facts = {**finding.facts, LOG_TRUSTED: False}
+    return finding._replace(level=WARNING, evidence=(*finding.evidence, OPEN_LOG), facts=facts)
 
 
 def make(judgements: Iterable[Judgement], view: View) -> list[Check]:

@@ -53,7 +53,7 @@ def server_state(view: View) -> Finding:
     )
 
 
-@judgement()
+@judgement(by_log=True)
 def server_exits(view: View) -> Finding:
     """No server ended with a failure and was not replaced; no loop of failing servers (B53)."""
     one = view.one
@@ -133,7 +133,7 @@ def _ago(view: View, server: ServerLog) -> str:
     return f", {duration.text(max(0.0, view.host.wall_s - server.ended_s))} ago"
 
 
-@judgement()
+@judgement(by_log=True)
 def client_faults(view: View) -> Finding:
     """No client's fatal fault has ended the work of all, or others have come since (error 700 in each: driver 580)."""
     one = view.one

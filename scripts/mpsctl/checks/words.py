@@ -10,7 +10,7 @@ from mpsctl.model.daemon_environment import PIPE_DIRECTORY, VISIBLE_DEVICES
 from mpsctl.model.finding import Reason
 from mpsctl.model.foreign import pasted, shown
 from mpsctl.observe import process_facts
-from mpsctl.observe.facts import ABSENT, NO_RIGHT, NOT_TOLD, ClientFacts, DaemonProcess, OverLimit, Unread
+from mpsctl.observe.facts import ABSENT, NO_RIGHT, NOT_TOLD, Answer, ClientFacts, DaemonProcess, OverLimit, Unread
 from mpsctl.observe.process_facts import GpuProcess, Obstacle
 
 SIMULATED = "simulated GPUs: a lab stands in for NVML, the PCI bus and the driver; the control daemon is real"
@@ -64,6 +64,15 @@ def daemon(one: DaemonProcess, devices: Optional[Sequence[str]]) -> str:
     return f"control daemon {one.pid} ({command}, {who(one.user, one.uid)}{inside}) on {where} with {gpus}"
 
 
+def session_holders(one: Answer) -> str:
+    """Who holds a daemon's session, each with what ends it."""
+    held = [f"pid {each.pid} of {who(each.user, each.uid)} (`{shown(each.command) or 'gone'}`)" for each in one.held_by]
+    if one.unnamed:
+        held.append(f"{number(one.unnamed, 'connection')} of processes that cannot be seen (ask as root)")
+    stop = f"; `kill {' '.join(map(str, one.holders))}` ends it" if one.held_by else ""
+    return ", ".join(held) + stop
+
+
 def fault(server: int, connected: Sequence[int], alone: bool) -> str:
     """Who made a fatal fault on a server, as far as that is known: by name only where it had one client in its life."""
     if alone and len(connected) == 1:
@@ -87,7 +96,7 @@ def bypass(one: Bypass) -> str:
 def over(one: OverLimit) -> str:
     held = f"it holds {one.held_mib} MiB on device {one.ordinal}"
     if one.limit_mib is None:
-        return f"{held}, and the journal has no line of its limit"
+        return f"{held}, and no line of the journal proves its limit"
     return f"{held}, above its limit of {one.limit_mib} MiB"
 
 
@@ -103,7 +112,7 @@ def without_limit(one: ClientFacts) -> Optional[str]:
 
 def limit_untold(one: ClientFacts) -> Optional[str]:
     """Why it cannot be told whether a limit holds a client, or None."""
-    lines = ["the journal has no line of its server's limit"] if one.limit_untold else []
+    lines = ["no line of the journal proves its server's limit"] if one.limit_untold else []
     lines += [] if one.readable else ["its environment cannot be read"]
     lines += [over(each) for each in one.over if each.limit_mib is None]
     return "; ".join(lines) or None

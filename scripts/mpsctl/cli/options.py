@@ -171,6 +171,21 @@ def _clients(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="do not ask before; needed where there is no terminal")
 
 
+def _control(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "mpsctl control [-h] [--json] [--timeout-s S] [--force] INSTANCE [COMMAND …]"
+    parser.add_argument("--timeout-s", metavar="S", default="10", help="seconds for all of it (default: %(default)s)")
+    parser.add_argument(
+        "--force", action="store_true", help="also quit, terminate_client and shutdown_server, which end clients"
+    )
+    parser.add_argument("instance", metavar="INSTANCE", help="the name behind the @ of its unit")
+    parser.add_argument(
+        "command",
+        metavar="COMMAND",
+        nargs=argparse.REMAINDER,
+        help="one command and its words, as get_server_list; without one, lines of standard input",
+    )
+
+
 def _drain(parser: argparse.ArgumentParser) -> None:
     _name_any(parser)
     parser.add_argument("--timeout", metavar="S", default="300", help="seconds to wait (default: %(default)s)")
@@ -345,6 +360,7 @@ VERBS: dict[str, Verb] = {
     "clients": Verb(
         "who is connected to each instance, and what was left over on the GPUs", _clients, "clients.clients"
     ),
+    "control": Verb("send NVIDIA's own commands to the daemon of an instance, as root", _control, "control.control"),
     "drain": Verb("let no new client into instances, and wait for those that are connected", _drain, "drain.drain"),
     "undrain": Verb(
         "let clients into drained instances again, with their limits read back", _name_any, "drain.undrain"

@@ -7,13 +7,14 @@ the instance's file says so; the door only notes it down and asks for that look.
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Callable, Optional
 
-from mpsctl.adapters import locks, pipe, procfs
+from mpsctl.adapters import locks, procfs
 from mpsctl.adapters.control_daemon import SERVER_LIST, NotServed
 from mpsctl.front_door import words
 from mpsctl.front_door.notebook import Notebook
@@ -116,7 +117,7 @@ class Jam:
                 return words.DAEMON_STOPPED
             if any(map(procfs.stopped, servers)):  # the daemon waits for its answer
                 return words.SERVER_STOPPED
-            return words.SESSION_HELD if self._held(error, daemon) else words.JAMMED
+            return words.SESSION_HELD if self._held(error) else words.JAMMED
         except NotReady:
             return words.DAEMON_DOWN
         return None
@@ -132,9 +133,9 @@ class Jam:
         if servers:
             talk.ask([f"{one} {pid}" for pid in servers for one in ("get_server_status", "get_client_list")], _ANSWER_S)
 
-    def _held(self, error: NotServed, daemon: ServedDaemon) -> bool:
+    def _held(self, error: NotServed) -> bool:
         """Whether somebody else had the one session: another call of ours, or a front-end on this daemon."""
-        if any(_may_be_on(pid, daemon) for pid in error.holders):
+        if error.peers.unnamed or any(pid != os.getpid() for pid in error.peers.holds):  # ours may be the jammed one
             return True
         try:
             locks.wait_until_free(self._world.places.runtime(self._instance) / "session.lock", time.monotonic())
@@ -154,10 +155,3 @@ class Jam:
             problem = self._world.systemd.request_start(HEALTH)
             if problem:
                 self._world.say(f"{HEALTH} could not be started: {problem}")
-
-
-def _may_be_on(pid: int, daemon: ServedDaemon) -> bool:
-    """Whether a front-end may be one of this daemon: a front-end of another names another directory."""
-    environment = procfs.environment(pid)
-    named = environment.get(pipe.VARIABLE) if environment is not None else None
-    return named is None or Path(named) == Path(daemon.pipe_directory)

@@ -17,12 +17,13 @@ from typing import Optional, Sequence
 from mpsctl.adapters import control_daemon as control
 from mpsctl.adapters import pipe, procfs
 from mpsctl.adapters.control_daemon import Daemon
+from mpsctl.adapters.daemon_log import DaemonLog
 from mpsctl.lifecycle import admit, compute_modes
 from mpsctl.model import daemon_environment, foreign
 from mpsctl.model.daemon_environment import DaemonEnvironment
 from mpsctl.model.errors import BadValue, NotInForce, NotReady
 from mpsctl.model.instance import Instance
-from mpsctl.store import admission, configuration, record, server_log
+from mpsctl.store import admission, configuration, open_log, record, server_log
 from mpsctl.store.admission import Admission, ServedDaemon
 from mpsctl.store.desired_values import Desired, DesiredValue, memory_of, values
 from mpsctl.store.record import InForce
@@ -50,8 +51,7 @@ def apply(world: World, name: str, main_pid: Optional[int] = None) -> list[str]:
     daemon = world.daemon_of(name, running.pipe_directory)
     _wait_until_it_answers(world, instance, daemon, pid)
     changes: list[str] = []
-    if pipe.close(running.pipe_directory) and record.read(world, name, pid) is not None:
-        changes.append(f"{running.pipe_directory}: closed to everyone but root and its servers")
+    changes += _close_directory(world, instance, running, pid)
     with world.nvml() as nvml:
         gpus = nvml.gpus()
         served = configuration.resolve(instance, gpus)
@@ -76,6 +76,29 @@ def apply(world: World, name: str, main_pid: Optional[int] = None) -> list[str]:
     if drained is not None:
         world.say(f"drained since {drained.since}: no client is let in before `mpsctl undrain {instance.name}`")
     return changes
+
+
+def _close_directory(world: World, instance: Instance, running: DaemonEnvironment, pid: int) -> list[str]:
+    """Close the daemon's directory to all others; what was changed.
+
+    Until a daemon's first reading back nobody could come there (``pipe.make``). Whatever was open later, or was of
+    release 0.2.0, others may have written to.
+    """
+    seen_before = record.read(world, instance.name, pid) is not None
+    closed = pipe.close(running.pipe_directory)
+    if running.pipe_directory != world.places.pipe(instance.name) or (closed and seen_before):
+        open_log.note(world, instance.name, pid, procfs.started_at(pid))
+    return [f"{running.pipe_directory}: closed to everyone but root and its servers"] if closed and seen_before else []
+
+
+def _log(world: World, instance: Instance) -> DaemonLog:
+    """What the journal has of the daemon's present start; nothing where others could have written it."""
+    pid = _main_pid(world, instance)
+    running = daemon_environment.of_process(procfs.environment(pid))
+    directory = running.pipe_directory if running is not None else None
+    if not open_log.trusted(world, instance.name, directory, pid, procfs.started_at(pid)):
+        return DaemonLog()
+    return server_log.of_unit(world, instance.unit)
 
 
 def _who_may_connect(instance: Instance, before: Optional[Admission], now: Optional[Admission]) -> list[str]:
@@ -186,7 +209,7 @@ def _put_in_force(
     """Set what differs, in the defaults (for later servers) and in every running server, and read back."""
     changes = _set_defaults(world, instance, daemon, devices, desired, known)
     servers = control.servers(daemon)
-    log = server_log.of_unit(world, instance.unit) if servers else None
+    log = _log(world, instance) if servers else None
     told = []
     for server in servers:
         # A server takes the defaults only when it starts; a command to it reaches clients that connect later.
@@ -207,7 +230,7 @@ def _set_defaults(
     due = values(desired, known)
     before = _read(daemon, due)
     if any(not one.exact and list(lines) == [one.reads] for one, lines in zip(due, before)):
-        log = server_log.of_unit(world, instance.unit)
+        log = _log(world, instance)
         due = values(desired, known, said=server_log.defaults(log, devices))
     return _set_and_read(daemon, due, "", before).changes
 
@@ -223,7 +246,7 @@ def _confirm_by_server_log(
     """
     end_s = world.now_s() + _SERVER_LOG_S
     while True:
-        log = server_log.of_unit(world, instance.unit)
+        log = _log(world, instance)
         wrong = [
             f"memory limit of device {ordinal} (server {pid}): desired {mib} MiB, its log says {said} bytes"
             for pid in servers

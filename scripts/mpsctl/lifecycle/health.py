@@ -20,9 +20,9 @@ from mpsctl.model.checked_values import RESTART, TERMINATE
 from mpsctl.model.instance import Instance
 from mpsctl.observe import facts
 from mpsctl.observe.asked import Asked
-from mpsctl.observe.facts import ClientFacts, InstanceFacts, ServerFacts
+from mpsctl.observe.facts import ClientFacts, GpuFacts, InstanceFacts, ServerFacts
 from mpsctl.observe.host import look
-from mpsctl.store import limit_bypasses, record, unresponsive
+from mpsctl.store import limit_bypasses, open_log, record, unresponsive
 from mpsctl.store.limit_bypasses import LimitBypass
 from mpsctl.store.world import World
 
@@ -78,9 +78,11 @@ def health(world: World, begun: Optional[Asked] = None) -> Health:
     for name, found in host.instances.items():
         if found.desired is None or not found.pid:
             continue
+        if found.log_trusted is False:
+            open_log.note(world, name, found.pid, procfs.started_at(found.pid))
         _forget_what_is_disproved(world, found)
         actions = _look_after_limit_bypasses(world, found.desired, found)
-        actions += _look_after_daemon(world, found.desired, found)
+        actions += _look_after_daemon(world, found.desired, found, host.gpus)
         if actions:
             done.actions[name] = actions
     return done
@@ -94,31 +96,52 @@ def _forget_what_is_disproved(world: World, found: InstanceFacts) -> None:
         record.write(world, found.name, replace(known, limits_mib=()))
 
 
-def _look_after_daemon(world: World, desired: Instance, found: InstanceFacts) -> list[Action]:
-    """End a daemon that answered nothing at the last look either, where that is desired."""
+def _look_after_daemon(world: World, desired: Instance, found: InstanceFacts, gpus: GpuFacts) -> list[Action]:
+    """End a daemon that answered nothing at the last look either, where that is desired; a jammed one at once, whatever
+    is desired, where nobody can be hurt."""
     pid = found.pid
     # Who holds the one session that a daemon serves at a time makes it look unresponsive, and is not to lose it.
-    held = found.answer.kind != facts.STOPPED and bool(found.answer.holders)
+    held = found.answer.kind != facts.STOPPED and found.answer.held
     if not found.unresponsive or held:
         unresponsive.forget(world, found.name)
         return []
     started_at = procfs.started_at(pid)
     wanted = desired.unresponsive_daemon == RESTART
+    if found.jammed and _nobody_is_hurt(found, gpus):
+        why = "the front door found it jammed, NVML lists no client, and nobody who was let in is alive"
+        return [_end_daemon(world, desired, pid, why)]
+    untold = found.answer.holders_untold if found.answer.kind == facts.NOT_SERVED else ""
+    if untold:
+        unresponsive.forget(world, found.name)
+        line = f"the control daemon (pid {pid}) is left alone: who holds its session cannot be told: {untold}"
+        return [Action(DAEMON_NOT_ENDED, pid, line)] if wanted else []
     if not unresponsive.remembered(world, found.name, pid, started_at):
         unresponsive.remember(world, found.name, pid, started_at)
         line = f"the control daemon (pid {pid}) will be ended at the next look if it stays unresponsive"
         return [Action(DAEMON_WILL_BE_ENDED, pid, line)] if wanted else []
     if not wanted:
         return []
+    return [_end_daemon(world, desired, pid, "it answered nothing at two looks in a row")]
+
+
+def _end_daemon(world: World, desired: Instance, pid: int, why: str) -> Action:
     problem = world.systemd.kill_main(desired.unit)
     if problem:
-        return [Action(DAEMON_NOT_ENDED, pid, f"the control daemon (pid {pid}) could not be ended: {problem}")]
-    unresponsive.forget(world, found.name)
-    line = (
-        f"the control daemon (pid {pid}) was ended with SIGKILL: it answered nothing at two looks in a row; systemd"
-        " starts it again"
+        return Action(DAEMON_NOT_ENDED, pid, f"the control daemon (pid {pid}) could not be ended: {problem}")
+    unresponsive.forget(world, desired.name)
+    line = f"the control daemon (pid {pid}) was ended with SIGKILL: {why}; systemd starts it again"
+    return Action(DAEMON_ENDED, pid, line)
+
+
+def _nobody_is_hurt(found: InstanceFacts, gpus: GpuFacts) -> bool:
+    """Whether it is certain that a daemon has no client: NVML tells all of its GPUs' clients, which are none, and of
+    those whom the front door let in to it nobody lives."""
+    if found.door is None or gpus.unread is not None or not found.devices:
+        return False
+    listed = [gpus.clients.get(device.uuid) for device in found.devices]
+    return all(pids is not None and not pids for pids in listed) and not any(
+        one.daemon_pid == found.pid for one in found.door.notes.let_in
     )
-    return [Action(DAEMON_ENDED, pid, line)]
 
 
 def _look_after_limit_bypasses(world: World, desired: Instance, found: InstanceFacts) -> list[Action]:

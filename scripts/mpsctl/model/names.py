@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+DOOR_PREFIX = "mps-front-door@"
+
 
 def door_unit(name: str) -> str:
     """The socket unit of an instance, by the instance's name."""
-    return f"mps-front-door@{name}.socket"
+    return f"{DOOR_PREFIX}{name}.socket"
 
 
 def door_service(name: str) -> str:
     """The service behind an instance's socket unit, by the instance's name."""
-    return f"mps-front-door@{name}.service"
+    return f"{DOOR_PREFIX}{name}.service"

@@ -8,6 +8,7 @@ memory that it holds can tell.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Mapping, Optional, Sequence
 
 from mpsctl.adapters import daemon_log, procfs
@@ -28,9 +29,12 @@ def look(
     devices: Sequence[str],
     desired_mib: Sequence[Optional[int]],
     gpus: GpuFacts,
+    trusted: bool = True,
 ) -> list[ClientFacts]:
-    """Each client of a server. ``log`` is the server's in the journal, ``devices`` its daemon's by UUID."""
-    return [_look_at_one(pid, log, devices, desired_mib, gpus) for pid in pids]
+    """Each client of a server. ``log`` is the server's in the journal, ``devices`` its daemon's by UUID; ``trusted`` is
+    whether nobody else can have written that log."""
+    found = [_look_at_one(pid, log, devices, desired_mib, gpus) for pid in pids]
+    return found if trusted else [_without_proof(one) for one in found]
 
 
 def _look_at_one(
@@ -63,6 +67,16 @@ def _look_at_one(
     if any(value is not None for value in (*desired, *limits)):
         _look_for_bypass(client, environment, devices, desired)
     return client
+
+
+def _without_proof(client: ClientFacts) -> ClientFacts:
+    """The client where others could have written the lines about its limit: they tell, and prove nothing."""
+    return replace(
+        client,
+        without=(),
+        limit_untold=client.limit_untold or bool(client.without),
+        over=tuple(replace(one, limit_mib=None) for one in client.over),
+    )
 
 
 def _compare(

@@ -1,4 +1,4 @@
-"""Every control daemon, server and front-end of this host, found once and by /proc, whoever started it."""
+"""Every control daemon and server of this host, found once and by /proc, whoever started it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ _ADOPTERS = (0, 1)
 
 @dataclass
 class MpsProcesses:
-    """``unread`` says why it is not known what runs. ``front_ends`` are open command sessions, by pid."""
+    """``unread`` says why it is not known what runs."""
 
     daemons: list[DaemonProcess] = field(default_factory=list)
     servers: list[ServerProcess] = field(default_factory=list)
-    front_ends: list[int] = field(default_factory=list)
     unread: Optional[Unread] = None
 
     def daemon(self, pid: Optional[int]) -> Optional[DaemonProcess]:
@@ -42,7 +41,6 @@ class MpsProcesses:
 class _Pids:
     daemons: tuple[int, ...]
     servers: tuple[int, ...]
-    front_ends: tuple[int, ...]
 
 
 def begin(timeout_s: float = TIMEOUT_S) -> Call[MpsProcesses]:
@@ -62,7 +60,7 @@ def answer(call: Call[MpsProcesses], timeout_s: float = TIMEOUT_S) -> MpsProcess
         return MpsProcesses(unread=Unread("/proc", NO_ANSWER, str(error)))
     daemons = [Call(partial(_daemon, pid), timeout_s, f"process {pid}") for pid in pids.daemons]
     servers = [Call(partial(_server, pid, pids.daemons), timeout_s, f"process {pid}") for pid in pids.servers]
-    found = MpsProcesses(front_ends=list(pids.front_ends))
+    found = MpsProcesses()
     for pid, call_of_daemon in zip(pids.daemons, daemons):
         try:
             found.daemons.append(call_of_daemon.answer())
@@ -81,20 +79,17 @@ def _at_once() -> MpsProcesses:
     return MpsProcesses(
         [_daemon(pid) for pid in pids.daemons],
         [_server(pid, pids.daemons) for pid in pids.servers],
-        list(pids.front_ends),
     )
 
 
 def _pids() -> _Pids:
-    """A front-end is the daemon's program without arguments (control daemons 535, 550, 555; driver 580)."""
+    """The daemon's program without arguments is a front-end (control daemons 535, 550, 555; driver 580)."""
     programs = {pid: program for pid in procfs.pids() for program in [hardware.mps_program(pid)] if program}
     controls = [pid for pid, program in programs.items() if program == hardware.CONTROL_DAEMON]
-    front_ends = [pid for pid in controls if len(procfs.arguments(pid)) < 2]
-    daemons = [pid for pid in controls if pid not in front_ends]
+    daemons = [pid for pid in controls if len(procfs.arguments(pid)) > 1]
     return _Pids(
         tuple(pid for pid in daemons if procfs.parent(pid) not in daemons),
         tuple(pid for pid, program in programs.items() if program == hardware.SERVER),
-        tuple(front_ends),
     )
 
 

@@ -252,19 +252,42 @@ ANSWERED, NOT_ASKED, STOPPED, NOT_SERVED, UNREACHABLE, REFUSED = (
 
 
 @dataclass(frozen=True)
+class SessionHolder:
+    """A process that is connected to a daemon which serves nobody else; ``command`` is empty once it is gone."""
+
+    pid: int
+    uid: Optional[int]
+    user: Optional[str]
+    command: str
+
+
+@dataclass(frozen=True)
 class Answer:
     """Whether the control daemon told what it was asked: one of the words above, and why not in the source's words.
 
-    ``holders`` are the pids of front-ends that were open when it was not served.
+    ``held_by`` are those that were connected when it was not served, by the peers of its sockets, and ``unnamed`` how
+    many more whose process is not known; ``holders_untold`` is why it cannot be told who else was, or empty.
     """
 
     kind: str = NOT_ASKED
     words: str = ""
-    holders: tuple[int, ...] = ()
+    held_by: tuple[SessionHolder, ...] = ()
+    unnamed: int = 0
+    holders_untold: str = ""
 
     @property
     def complete(self) -> bool:
         return self.kind == ANSWERED
+
+    @property
+    def held(self) -> bool:
+        """Whether somebody holds the one session that a daemon serves at a time."""
+        return bool(self.held_by or self.unnamed)
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """Who does, by process id."""
+        return tuple(one.pid for one in self.held_by)
 
 
 @dataclass(frozen=True)
@@ -326,6 +349,9 @@ class InstanceFacts:
     door: Optional[DoorFacts] = None
     door_open: bool = False
     """whether clients come through the front door to the daemon that runs"""
+    jammed: bool = False
+    """whether the front door found its daemon jammed: it took a client's credentials, and answers no question about a
+    server any more"""
     main: Optional[MainProcess] = None
     group_id: Optional[int] = None
     group_refused: Optional[BadValue] = None
@@ -346,6 +372,8 @@ class InstanceFacts:
     servers: list[ServerFacts] = field(default_factory=list)
     log: DaemonLog = field(default_factory=DaemonLog)
     log_unread: Optional[Unread] = None
+    log_trusted: Optional[bool] = None
+    """whether only the daemon and its servers can have written its log; None: not told"""
     waiting: list[Waiting] = field(default_factory=list)
     processes: dict[str, list[GpuProcess]] = field(default_factory=dict)
     cards: dict[str, Card] = field(default_factory=dict)

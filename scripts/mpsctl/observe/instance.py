@@ -14,6 +14,7 @@ from mpsctl.adapters.daemon_log import DaemonLog
 from mpsctl.model import daemon_environment
 from mpsctl.model.errors import BadValue, MpsctlError
 from mpsctl.model.instance import Instance
+from mpsctl.model.names import DOOR_PREFIX
 from mpsctl.observe import daemons, facts, gpu_processes, process_facts, reachability, servers, units
 from mpsctl.observe.daemons import MpsProcesses
 from mpsctl.observe.facts import (
@@ -24,6 +25,7 @@ from mpsctl.observe.facts import (
     GpuFacts,
     InstanceFacts,
     MainProcess,
+    SessionHolder,
     UnitFacts,
     Unread,
     Waiting,
@@ -37,6 +39,7 @@ from mpsctl.store import (
     fitting,
     front_door_notes,
     measured,
+    open_log,
     record,
     server_log,
 )
@@ -99,10 +102,15 @@ def look(
         found.main = main_process(unit.main_pid)
     public = Path(desired.pipe_directory)
     found.door = _door(world, desired, door)
+    jammed = found.door.notes.jammed
+    found.jammed = jammed is not None and found.pid == jammed.daemon_pid and _is(found.pid, jammed.daemon_started_at)
     found.door_open = found.door.stands and found.pid != 0 and found.door.lets_in_to == found.pid
     served = found.main.serves.pipe_directory if found.main and found.main.serves else None
     private = served or (found.door.directory if unit.main_pid else None)
     _look_at_directory(world, found, desired, public, private)
+    found.log_trusted = open_log.trusted(
+        world, desired.name, private, unit.main_pid, procfs.started_at(unit.main_pid) if unit.main_pid else None
+    )
     if unit.main_pid and private is not None:
         _ask(world, found, desired, private, around, journal)
     else:
@@ -111,6 +119,11 @@ def look(
     _look_at_waiting(found)
     _look_at_processes(world, found, public, around)
     return found
+
+
+def _is(pid: int, started_at: int) -> bool:
+    """Whether this very process lives."""
+    return procfs.started_at(pid) == started_at
 
 
 def _door(world: World, desired: Instance, unit: UnitFacts) -> DoorFacts:
@@ -236,7 +249,7 @@ def _ask(
     try:
         told = servers.ask(common)
     except MpsctlError as error:
-        found.answer = _no_answer(error)
+        found.answer = no_answer(error)
         return
     finally:
         _read_journal(found, journal)
@@ -244,16 +257,26 @@ def _ask(
         servers.look(common, found, told)
         found.answer = Answer(facts.ANSWERED)
     except MpsctlError as error:
-        found.answer = _no_answer(error)
+        found.answer = no_answer(error)
 
 
-def _no_answer(error: MpsctlError) -> Answer:
+def no_answer(error: MpsctlError) -> Answer:
+    """Why a daemon that was asked did not answer, and who was connected to it."""
     if isinstance(error, control.Stopped):
         return Answer(facts.STOPPED, str(error))
     if isinstance(error, control.NotServed):
-        return Answer(facts.NOT_SERVED, str(error), error.holders)
+        peers = error.peers
+        return Answer(facts.NOT_SERVED, str(error), _holders(peers.holds), peers.unnamed, peers.untold)
     kind = facts.UNREACHABLE if isinstance(error, control.Unreachable) else facts.REFUSED
     return Answer(kind, str(error))
+
+
+def _holders(pids: Sequence[int]) -> tuple[SessionHolder, ...]:
+    """Who is connected, but for our front door: a daemon that is jammed keeps its connection open."""
+    pids = [pid for pid in pids if not (procfs.unit(pid) or "").startswith(DOOR_PREFIX)]
+    uids = {pid: procfs.uid(pid) for pid in pids}
+    users = {pid: None if uid is None else procfs.user(uid) for pid, uid in uids.items()}
+    return tuple(SessionHolder(pid, uids[pid], users[pid], procfs.command(pid)) for pid in pids)
 
 
 def _desired_values(

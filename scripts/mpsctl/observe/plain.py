@@ -10,7 +10,7 @@ from mpsctl.model.errors import BadValue
 from mpsctl.model.foreign import line, shown
 from mpsctl.model.gpu import Device
 from mpsctl.model.quantity import Quantity
-from mpsctl.observe.facts import GpuFacts, InstanceFacts, UnitFacts, Value
+from mpsctl.observe.facts import Answer, GpuFacts, InstanceFacts, UnitFacts, Value
 from mpsctl.observe.process_facts import GpuProcess
 
 _LEFT_OUT: Mapping[type, tuple[str, ...]] = {InstanceFacts: ("log",), GpuProcess: ("variables",)}
@@ -21,6 +21,7 @@ _MOST = 100
 _ADDED: Mapping[type, tuple[str, ...]] = {
     InstanceFacts: ("active", "serves", "clients_unknown", "unresponsive"),
     UnitFacts: ("active",),
+    Answer: ("holders",),
     Device: ("uuid", "memory_mib"),
     Value: ("in_force",),
 }

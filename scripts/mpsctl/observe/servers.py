@@ -43,10 +43,10 @@ def look(common: OfDaemon, found: InstanceFacts, told: Sequence[Sequence[str]]) 
 
     :raises NotReady: if the daemon does not tell all of it.
     """
-    desired = _of_defaults(common, found.log)
+    desired = _of_defaults(common, found)
     *shown, listed = told
     if _unproven(desired, shown) and _settle(common, found):
-        desired = _of_defaults(common, found.log)
+        desired = _of_defaults(common, found)
     found.values = _values(desired, shown, None)
     for server in control.servers(common.daemon, listed):
         values = _of_server(common, found, server)
@@ -56,6 +56,7 @@ def look(common: OfDaemon, found: InstanceFacts, told: Sequence[Sequence[str]]) 
             common.devices,
             common.desired.limits_mib,
             common.gpus,
+            found.log_trusted is not False,
         )
         parent = procfs.parent(server.pid)
         found.servers.append(
@@ -71,15 +72,21 @@ def look(common: OfDaemon, found: InstanceFacts, told: Sequence[Sequence[str]]) 
         )
 
 
-def _of_defaults(common: OfDaemon, log: DaemonLog) -> list[DesiredValue]:
-    return desired_values.values(common.desired, common.known, said=server_log.defaults(log, common.devices))
+def _evidence(found: InstanceFacts) -> DaemonLog:
+    """The log as far as it proves something of a value: nothing where others could have written it."""
+    return DaemonLog() if found.log_trusted is False else found.log
+
+
+def _of_defaults(common: OfDaemon, found: InstanceFacts) -> list[DesiredValue]:
+    said = server_log.defaults(_evidence(found), common.devices)
+    return desired_values.values(common.desired, common.known, said=said)
 
 
 def _of_server(common: OfDaemon, found: InstanceFacts, server: Server) -> list[Value]:
-    desired = _desired_of_server(common, server, found.log)
+    desired = _desired_of_server(common, server, _evidence(found))
     answers = common.daemon.ask([one.getter for one in desired]) if desired else []
     if _unproven(desired, answers) and _settle(common, found):
-        desired = _desired_of_server(common, server, found.log)
+        desired = _desired_of_server(common, server, _evidence(found))
     return _values(desired, answers, server.pid)
 
 
@@ -94,7 +101,7 @@ def _unproven(desired: Sequence[DesiredValue], answers: Sequence[Sequence[str]])
 
 def _settle(common: OfDaemon, found: InstanceFacts) -> bool:
     """Read the log anew: the line of the last change may still be on its way to the journal."""
-    if found.log_unread is not None:
+    if found.log_unread is not None or found.log_trusted is False:
         return False
     found.log = server_log.read(common.world, found.unit.invocation, settled=True)
     return True

@@ -17,7 +17,7 @@ from converging import Fleet
 from door import Door
 from fakes import FakeDaemon, Host, h200
 from judging import UNIT, serve
-from mpsctl.adapters import hardware, procfs
+from mpsctl.adapters import hardware, log_fifo, procfs
 from mpsctl.causes import apple_gpu
 from mpsctl.model import messages
 from mpsctl.store import world as worlds
@@ -85,6 +85,7 @@ def host(root: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr(procfs, "session", lambda pid: table[pid].session if pid in table else None)
     monkeypatch.setattr(procfs, "send", made.signal)
     monkeypatch.setattr(procfs, "pids", lambda: iter(list(table)))
+    monkeypatch.setattr(log_fifo, "is_closed", made.log_is_closed)
     monkeypatch.setattr(hardware, "binary", lambda name: Path("/usr/bin") / name)
     monkeypatch.setattr(hardware, "replaced", lambda pid: table[pid].replaced if pid in table else None)
     monkeypatch.setattr(hardware, "nvidia_on_bus", lambda: True)

@@ -20,6 +20,7 @@ from typing import Callable, Iterator, Mapping, Optional, Sequence
 from mpsctl.adapters import files
 from mpsctl.adapters.control_daemon import Daemon, NotServed, Unreachable
 from mpsctl.adapters.nvml import Nvml
+from mpsctl.adapters.unix_peers import Peers
 from mpsctl.lifecycle import apply, prepare, stop
 from mpsctl.model import settings
 from mpsctl.model.errors import MpsctlError, NotInForce, NotReady
@@ -228,8 +229,9 @@ def shown(limit: int) -> list[str]:
 class FakeDaemon:
     """A control daemon.
 
-    ``unreachable`` and ``not_served`` are what a session meets, ``holders`` who has the session then; ``deaf_to`` is a
-    part of a setter that is taken without effect; ``before_command`` may do anything before a command is carried out.
+    ``unreachable`` and ``not_served`` are what a session meets, ``holders`` who has the session then, by pid, and
+    ``holders_untold`` why that is not known; ``deaf_to`` is a part of a setter that is taken without effect;
+    ``before_command`` may do anything before a command is carried out.
     ``log`` is what it and its servers wrote to the journal; ``answer_to_terminate`` None: it does as it is told.
     """
 
@@ -241,6 +243,7 @@ class FakeDaemon:
         self.servers: dict[int, FakeServer] = {}
         self.unreachable = self.not_served = False
         self.holders: tuple[int, ...] = ()
+        self.holders_untold = ""
         self.deaf_to: Optional[str] = None
         self.before_command: Callable[[str], None] = lambda command: None
         self.on_quit: Callable[[], None] = lambda: None
@@ -291,7 +294,8 @@ class FakeDaemon:
             if self.unreachable:
                 raise Unreachable("no control daemon listens on it (Cannot find MPS control daemon process)")
             if self.not_served:
-                raise NotServed("the control daemon did not answer within 10 s", self.holders)
+                peers = Peers(self.holders, untold=self.holders_untold)
+                raise NotServed("the control daemon did not answer within 10 s", peers)
             self.commands.append(command)
             if command.startswith("set_default_"):  # as every command, whoever sends it
                 self.write("Control", self.pid, f"Cmd:{command}")
@@ -489,6 +493,8 @@ class FakeSystemd:
 class Host:
     """A host: its files under ``root``, and fakes for the rest.
 
+    ``open_logs`` are daemons by pid into whose logs everybody can write.
+
     ``start``, ``stop`` and so on do to an instance what systemd does with the unit: the program's own verbs
     around a daemon.
     """
@@ -505,6 +511,7 @@ class Host:
         self.new_daemon: Callable[[int], FakeDaemon] = FakeDaemon
         self.with_doors = True
         """whether an instance's start stands its front door up, as its unit has it (Wants=)"""
+        self.open_logs: set[int] = set()
         self.said: list[str] = []
         self.signals: list[tuple[int, signal.Signals]] = []
         self._next_pid = 5000
@@ -617,6 +624,11 @@ class Host:
             for number, server in daemon.servers.items():
                 if pid in server.clients:
                     daemon.leave(number, pid)
+
+    def log_is_closed(self, pipe_directory: Path, owner: int = 0) -> Optional[bool]:
+        """Whether only root can write into the log of the daemon that serves a directory."""
+        daemon = self.daemons.get(pipe_directory)
+        return None if daemon is None else daemon.pid not in self.open_logs
 
     # -- the unit
 

@@ -10,7 +10,7 @@ from typing import Callable, Optional
 
 import pytest
 
-from mpsctl.adapters import hardware, procfs
+from mpsctl.adapters import hardware, procfs, systemd
 from mpsctl.adapters.systemd import Systemctl
 from mpsctl.model.errors import NotReady
 
@@ -108,6 +108,42 @@ def test_a_journal_with_no_such_line_is_asked_once(command: Command, root: Path)
     command("journalctl", f"echo asked >> {root}/asked; exit 1")
     assert Systemctl().journal_of_start("abc123", "wanted") == []
     assert (root / "asked").read_text() == "asked\n"
+
+
+@pytest.mark.parametrize("filters", [True, False])
+def test_of_a_flooded_journal_the_newest_lines_are_read_each_whole(
+    command: Command, monkeypatch: pytest.MonkeyPatch, filters: bool
+) -> None:
+    """Whatever a user has a daemon write: memory has a bound."""
+    monkeypatch.setattr(systemd, "_MOST_BYTES", 1000)
+    refuse = 'case "$*" in *--grep*) echo "Compiled without pattern matching support" >&2; exit 1;; esac\n'
+    command("journalctl", ("" if filters else refuse) + "seq -f 'wanted %06.0f' 1 100000")
+    expected = [f"wanted {number:06}" for number in range(100_001 - 1000 // 14, 100_001)]
+    assert Systemctl().journal_of_start("abc123", "wanted") == expected
+    assert Systemctl().journal("a.service", 5) == expected
+    assert Systemctl().kernel_log(5) == expected
+
+
+def test_one_line_without_an_end_is_no_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systemd, "_MOST_BYTES", 1000)
+    command("journalctl", "head -c 5000 /dev/zero | tr '\\0' w; printf '\nlast\n'")
+    assert Systemctl().journal("a.service", 5) == ["last"]
+
+
+@pytest.mark.parametrize("flood", ["exec sleep 60", "while :; do echo wanted; done", "echo wanted >&2; exec sleep 60"])
+def test_a_journal_that_does_not_end_is_given_up(command: Command, monkeypatch: pytest.MonkeyPatch, flood: str) -> None:
+    monkeypatch.setattr(systemd, "_JOURNAL_TIMEOUT_S", 0.5)
+    command("journalctl", flood)
+    asked = Systemctl()
+    reads: list[Callable[[], object]] = [
+        lambda: asked.journal_of_start("abc123", "wanted"),
+        lambda: asked.journal("a.service", 5),
+        lambda: asked.kernel_log(5),
+        lambda: asked.journal_of_boot("wanted"),
+    ]
+    for read in reads:
+        with pytest.raises(NotReady, match="did not end within"):
+            read()
 
 
 def test_a_settled_journal_is_synchronised_first(command: Command, root: Path) -> None:

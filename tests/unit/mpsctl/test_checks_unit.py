@@ -189,13 +189,21 @@ def test_a_daemons_directory_that_others_come_to(live: Host, name: str, mode: in
 @pytest.mark.wording
 def test_a_daemon_that_does_not_answer(live: Host) -> None:
     live.running().not_served, live.running().holders = True, (4711,)
+    live.process("cat", "cat /some/file", {}, uid=61234, pid=4711)
     found = judge(live)
     levels = amiss(found)
     assert levels.pop("daemon-answers") == CRITICAL
     assert set(levels.values()) == {UNKNOWN}
     assert {"memory-limit", "thread-percentage", "client-priority", "server-state", "gpu-processes"} <= set(levels)
     check = found.check("0", "daemon-answers")
-    assert (check.facts["holders"], "4711" in check.remedy) == ([4711], True)
+    assert (check.facts["holders"], check.reasons[0].cause) == ([4711], "session-held")
+    assert all(word in check.remedy for word in ("pid 4711", "61234", "cat /some/file", "kill 4711"))
+
+
+def test_a_daemon_of_which_nobody_can_tell_who_holds_it(live: Host) -> None:
+    live.running().not_served, live.running().holders_untold = True, "the kernel does not list its unix sockets"
+    check = judge(live).check("0", "daemon-answers")
+    assert (check.level, check.facts["holders"], check.reasons[0].cause) == (CRITICAL, [], "daemon-hangs")
 
 
 @pytest.mark.wording

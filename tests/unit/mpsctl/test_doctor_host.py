@@ -154,13 +154,13 @@ def test_a_stopped_daemon(host: Host, running: FakeDaemon) -> None:
     assert names(host)[0] == "daemon-stopped"
 
 
-def test_a_held_session_is_told_only_where_a_front_end_is_open(host: Host, running: FakeDaemon) -> None:
+def test_a_held_session_is_told_only_where_somebody_is_connected(host: Host, running: FakeDaemon) -> None:
     running.not_served = True
     assert names(host)[0] == "daemon-hangs"
     assert "session-held" not in names(host)
     running.holders = (4711,)
     assert names(host)[0] == "session-held"
-    assert "(pid 4711)" in find(host, "session-held").remedy
+    assert "pid 4711" in find(host, "session-held").remedy
 
 
 def test_a_unit_that_does_not_run(host: Host, running: FakeDaemon) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from consulting import SERVER, ask, find, hold, join, names, outsider, run, their_daemon, variables
 from fakes import FakeDaemon, Host, uuid
-from mpsctl.adapters import procfs
+from mpsctl.adapters import procfs, unix_peers
+from mpsctl.adapters.unix_peers import Peers
 from mpsctl.lifecycle import apply
 from mpsctl.model.errors import BadValue
 from mpsctl.store import drains
@@ -271,10 +272,40 @@ def test_a_daemon_is_a_daemon(host: Host, running: FakeDaemon, theirs: int) -> N
     assert names(host, pids=[theirs]) == ["foreign-daemon"]
 
 
-def test_a_front_end_is_a_front_end(host: Host) -> None:
+@pytest.fixture
+def connected(monkeypatch: pytest.MonkeyPatch, running: FakeDaemon, host: Host) -> int:
+    """A program of another user that is connected to the daemon and has no CUDA; its pid."""
+    pid = host.process("socat", "socat - UNIX-CONNECT:control", {}, uid=61234)
+    served = next(place for place, daemon in host.daemons.items() if daemon is running)
+    peers = {served: Peers(holds=(pid,))}
+    monkeypatch.setattr(unix_peers, "of_directory", lambda place: peers.get(place, Peers()))
+    monkeypatch.setattr(procfs, "maps", lambda pid, name: False)
+    return pid
+
+
+def test_whoever_is_connected_to_the_daemon_holds_a_session_whatever_it_is_called(host: Host, connected: int) -> None:
+    assert names(host, pids=[connected]) == []
+    line = said(host, connected)
+    assert all(word in line for word in ("socat", "61234", "which is instance 0's"))
+
+
+def test_one_that_holds_up_the_daemon_is_the_cause(host: Host, running: FakeDaemon, connected: int) -> None:
+    running.not_served, running.holders = True, (connected,)
+    assert names(host, pids=[connected]) == ["session-held"]
+    assert f"kill {connected}" in find(host, "session-held", pids=[connected]).remedy
+
+
+@pytest.mark.usefixtures("connected")
+def test_a_front_end_that_is_not_connected_holds_nothing(host: Host) -> None:
     pid = host.process("nvidia-cuda-mps-control", "nvidia-cuda-mps-control", variables(host))
-    assert names(host, pids=[pid]) == []
-    assert said(host, pid).endswith("is a front-end of MPS: an open command session")
+    assert names(host, pids=[pid]) == ["no-cuda-yet"]
+
+
+def test_a_cuda_program_that_is_just_coming_is_judged_as_a_client(
+    host: Host, connected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(procfs, "maps", lambda pid, name: name == "libcuda.so")
+    assert names(host, pids=[connected]) == ["pipe-directory-missing"]
 
 
 def test_a_left_over_server_and_its_client(host: Host) -> None:

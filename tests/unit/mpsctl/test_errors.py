@@ -8,6 +8,7 @@ import pytest
 
 from mpsctl.adapters.control_daemon import NotServed, Stopped, Unreachable
 from mpsctl.adapters.nvml import Hanging, VersionMismatch
+from mpsctl.adapters.unix_peers import Peers
 from mpsctl.model.errors import BadValue, MpsctlError, NoRight, NotAFile, NotInForce, NotReady, TooLarge, Unreadable
 
 ERRORS = [
@@ -18,7 +19,7 @@ ERRORS = [
     NoRight("/etc/mps/x.conf"),
     NotReady("no driver"),
     NotInForce("no"),
-    NotServed("held", [4711]),
+    NotServed("held", Peers((4711,))),
     Stopped("stopped"),
     Unreachable("nobody"),
     Hanging("hangs"),

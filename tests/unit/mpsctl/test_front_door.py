@@ -79,7 +79,7 @@ def test_only_directories_with_a_name_of_our_form_that_no_daemon_serves_are_remo
     ours, kept = public / ".abcdefghijk", public / ".ABCDEFGHIJK"
     for directory in (ours, kept):
         directory.mkdir(parents=True)
-    monkeypatch.setattr("mpsctl.adapters.control_daemon.processes", lambda front_ends: iter([77]))
+    monkeypatch.setattr("mpsctl.adapters.control_daemon.daemons", lambda: iter([77]))
     monkeypatch.setattr(procfs, "environment", lambda pid: {pipe.VARIABLE: str(kept)})
     for name in (".short", "visible12345", ".a-longer-name-than-ours"):
         (public / name).mkdir()

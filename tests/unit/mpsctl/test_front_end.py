@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Optional
 
@@ -11,8 +13,9 @@ from hypothesis import strategies as st
 
 from fakes import FakeDaemon, Host
 from mpsctl.adapters import control_daemon as control
-from mpsctl.adapters import procfs
+from mpsctl.adapters import locks, procfs, unix_peers
 from mpsctl.adapters.control_daemon import FrontEnd, NotServed, Server, Unreachable
+from mpsctl.adapters.unix_peers import Peers
 
 COMMANDS = st.sampled_from(
     [
@@ -122,12 +125,52 @@ def test_a_front_end_that_hangs_is_ended_at_the_deadline(root: Path) -> None:
         front_end(root, "exec sleep 60").ask(["get_server_list"], deadline_s=0.2)
 
 
-def test_who_may_hold_the_session_is_named_and_the_daemon_itself_is_not(root: Path, host: Host) -> None:
-    host.process("nvidia-cuda-mps-control", "nvidia-cuda-mps-control -f", {})
-    prompt = host.process("nvidia-cuda-mps-control", "nvidia-cuda-mps-control", {}, uid=1000)
+@pytest.mark.parametrize(
+    ("held", "waits", "unnamed", "untold", "words"),
+    [
+        (1, 0, 0, "", "it is held by pid {} (user 1000, `cat x`, parent gone): end that session"),
+        (1, 1, 0, "", "it is held by pid {} (user 1000, `cat x`, parent gone): end that session"),
+        (0, 0, 2, "", "it is held by 2 of processes that cannot be seen (ask as root): end that session"),
+        (1, 0, 0, "no list", "it is held by pid {} (user 1000, `cat x`, parent gone): end that session"),
+        (0, 0, 0, "no list", "who holds it cannot be told: no list"),
+        (0, 1, 0, "", "nobody holds its session (waiting to be accepted: pid {} (user 1000, `cat x`, parent gone))"),
+        (0, 0, 0, "", "nobody holds its session: the daemon may be stopped"),
+    ],
+)
+@pytest.mark.wording
+def test_who_holds_the_session_is_named(
+    root: Path,
+    host: Host,
+    monkeypatch: pytest.MonkeyPatch,
+    held: int,
+    waits: int,
+    unnamed: int,
+    untold: str,
+    words: str,
+) -> None:
+    """By the peers of its socket: a process that is merely called like a front-end is not among them."""
+    host.process("nvidia-cuda-mps-control", "nvidia-cuda-mps-control", {}, uid=1000)
+    silent = host.process("cat", "cat x", {}, uid=1000)
+    peers = Peers((silent,) * held, () if held else (silent,) * waits, unnamed, untold)
+    monkeypatch.setattr(procfs, "user", lambda uid: None)
+    monkeypatch.setattr(unix_peers, "of_directory", {root / "pipe": peers}.__getitem__)
     with pytest.raises(NotServed) as failure:
         front_end(root, "cat > /dev/null").ask(["get_server_list"], deadline_s=0.1)
-    assert f"may be held by pid {prompt} (user 1000, parent gone): end that session" in str(failure.value)
+    assert words.format(silent) in str(failure.value)
+    assert failure.value.peers == peers
+
+
+def test_while_another_call_has_the_session_lock_nobody_is_said_not_to_hold_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    lock = locks.take(root / "lock", time.monotonic() + 10)
+    try:
+        with pytest.raises(NotServed) as failure:
+            front_end(root, "echo 100.0").ask(["get_server_list"], deadline_s=0.1)
+    finally:
+        os.close(lock)
+    assert (failure.value.peers.held, bool(failure.value.peers.untold)) == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,20 @@ def test_a_daemon_whose_session_somebody_holds_is_never_ended(host: Host) -> Non
     assert host.systemd.acts == []
 
 
+def test_where_nobody_can_tell_who_holds_it_a_daemon_is_never_ended_and_that_is_said(host: Host) -> None:
+    unresponsive(host, "frozen", UnresponsiveDaemon="restart").holders_untold = "the kernel does not list its sockets"
+    for _ in range(4):
+        found = Look(host)
+        assert (found.amiss["daemon-answers"].level, found.kinds) == (CRITICAL, [health.DAEMON_NOT_ENDED])
+    assert host.systemd.acts == []
+
+
+def test_a_stopped_daemon_is_ended_whoever_holds_its_session(host: Host) -> None:
+    unresponsive(host, "stopped", UnresponsiveDaemon="restart").holders = (4711,)
+    Look(host)
+    assert Look(host).kinds == [health.DAEMON_ENDED]
+
+
 def test_a_process_with_the_name_of_a_front_end_saves_no_daemon(host: Host) -> None:
     """Who holds the session counts, not who runs."""
     unresponsive(host, "frozen", UnresponsiveDaemon="restart")
@@ -428,18 +442,17 @@ def test_another_policy_for_an_unresponsive_daemon_is_refused(value: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("command", "daemons", "front_ends"),
+    ("command", "daemons"),
     [
-        ("nvidia-cuda-mps-control", 0, 1),
-        ("/usr/bin/nvidia-cuda-mps-control -f", 1, 0),
-        ("/usr/bin/nvidia-cuda-mps-control -d", 1, 0),
-        ("nvidia-cuda-mps-server", 0, 0),
-        ("/usr/sbin/nvidia-cuda-mps-server", 0, 0),
-        ("", 0, 0),
+        ("nvidia-cuda-mps-control", 0),
+        ("/usr/bin/nvidia-cuda-mps-control -f", 1),
+        ("/usr/bin/nvidia-cuda-mps-control -d", 1),
+        ("nvidia-cuda-mps-server", 0),
+        ("/usr/sbin/nvidia-cuda-mps-server", 0),
+        ("", 0),
     ],
 )
-def test_a_server_is_neither_a_daemon_nor_a_front_end(host: Host, command: str, daemons: int, front_ends: int) -> None:
+def test_neither_a_server_nor_a_front_end_is_a_daemon(host: Host, command: str, daemons: int) -> None:
     """The kernel cuts all their names to the same 15 characters."""
     host.process("nvidia-cuda-mps", command, {})
-    assert len(list(control.processes(front_ends=False))) == daemons
-    assert len(list(control.processes(front_ends=True))) == front_ends
+    assert len(list(control.daemons())) == daemons

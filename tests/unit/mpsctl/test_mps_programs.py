@@ -56,15 +56,14 @@ def test_the_kernel_cannot_tell_them_apart(start: Start) -> None:
 def test_a_server_is_neither_a_daemon_nor_a_front_end(start: Start, arguments: tuple[str, ...]) -> None:
     pid = start(SERVER, *arguments)
     assert hardware.mps_program(pid) == SERVER
-    assert list(control_daemon.processes(front_ends=True)) == []
-    assert list(control_daemon.processes(front_ends=False)) == []
+    assert list(control_daemon.daemons()) == []
 
 
 def test_a_daemon_has_arguments_and_a_front_end_none(start: Start) -> None:
-    started, front_end = start(CONTROL, "-s"), start(CONTROL)
+    started = start(CONTROL, "-s")
+    start(CONTROL)
     start(SERVER)
-    assert list(control_daemon.processes(front_ends=False)) == [started]
-    assert list(control_daemon.processes(front_ends=True)) == [front_end]
+    assert list(control_daemon.daemons()) == [started]
 
 
 @pytest.mark.parametrize(

@@ -45,18 +45,25 @@ CAUSES: Mapping[str, Cause] = {
         "let it go on (`kill -CONT` and its pid), and find who stopped it; or restart the unit, which ends its clients",
     ),
     "daemon-hangs": Cause(
-        "the daemon's process lives and does not answer, and no open front-end is to be seen. Either its GPU is gone,"
-        " or a client that connected and says nothing holds it up, or it is jammed",
+        "the daemon's process lives and does not answer, and nobody is seen to be connected to it. Either its GPU is"
+        " gone, or it is jammed",
         "look at its GPU (`mpsctl gpus`, `dmesg`) first; then restart the unit, which ends its clients",
+    ),
+    "daemon-jammed": Cause(
+        "the control daemon is jammed: a client ended at the moment at which the daemon had its credentials and had not"
+        " answered. `get_server_list` still answers, all that asks about a server hangs, and every client waits",
+        "`systemctl restart mps-control@INSTANCE`, which ends its clients; where none is connected, the health timer"
+        " does it at once",
     ),
     "socket-gone": Cause(
         "the daemon's process lives and nothing listens on its socket: its files were removed or replaced under it",
         "drain its clients, then `systemctl restart mps-control@INSTANCE`; start no second daemon before",
     ),
     "session-held": Cause(
-        "another front-end holds the daemon's one command session (a prompt left open, or a slow pipeline). Commands"
-        " are refused meanwhile, or return nothing with exit code 0",
-        "end that session; `mpsctl` waits for its turn",
+        "another process is connected to the daemon and holds its one session: a prompt left open, a slow pipeline, or"
+        " a program that connected and says nothing. Commands are refused meanwhile, or return nothing with exit code"
+        " 0, and clients may have to wait",
+        "end that process, which `mpsctl verify` names with its pid, user and command; `mpsctl` tries again until then",
     ),
     "daemon-not-found": Cause(
         "the front-end found no daemon: CUDA_MPS_PIPE_DIRECTORY is not the daemon's own in that shell, or the daemon"
@@ -130,6 +137,12 @@ CAUSES: Mapping[str, Cause] = {
         "the daemon speaks protocol 3 (driver 615 or newer). Its default pipe directory is /run/nvidia-mps for root,"
         " each server has a directory for its logs, and a front-end follows the daemon's protocol, not its own flag",
         "set CUDA_MPS_PIPE_DIRECTORY and the protocol explicitly; instances of ours speak protocol 2",
+    ),
+    "open-log": Cause(
+        "the daemon's log is a FIFO that everybody may write, and what stands in it reaches the journal as the daemon's"
+        " own words. Limits, faults and ends of servers that are known by the log alone may be forged",
+        "`systemctl restart mps-control@INSTANCE` at a convenient time, which ends its clients: a daemon that starts"
+        " now has its log closed to others",
     ),
     "no-logs": Cause(
         "the daemon cannot write its log directory and runs without logs",
