@@ -239,8 +239,8 @@ def _word(text: str) -> str:
 def _options(arguments: Optional[list[str]]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="simulated_client.py",
-        description="A simulated CUDA client of MPS. Without CUDA or a GPU it does what libcuda does to become a client\n"
-        "of $CUDA_MPS_PIPE_DIRECTORY, and prints in one line of JSON what a real one would have met.",
+        description="A simulated CUDA client of MPS. Without CUDA or a GPU it does what libcuda does to become a\n"
+        "client of $CUDA_MPS_PIPE_DIRECTORY, and prints in one line of JSON what a real one would have met.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

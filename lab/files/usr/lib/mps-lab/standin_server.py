@@ -12,6 +12,8 @@ and is read again whenever something comes. Lines, all optional:
     start_delay_s=2     it becomes ready this late
     jam=lost-client     a client that ends between the daemon's descriptor and its own first words jams it for good, as
                         was seen on an H200 with driver 580
+
+It never outlives the daemon that started it, jammed or not, but for clients that 535 lets it serve to their end.
 """
 
 from __future__ import annotations
@@ -36,7 +38,11 @@ _LOOK_S = 0.05
 
 
 class Gone(Exception):
-    """The daemon, or a client, has closed its end."""
+    """The daemon has closed its end, or ended."""
+
+
+class Closed(Exception):
+    """A client has closed its end."""
 
 
 @dataclass
@@ -57,10 +63,19 @@ def orders() -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in lines}
 
 
-def stand_still_as_ordered() -> None:
-    """Return when it is to answer."""
-    while orders().get("answers") == "no":
+def stand_still(daemon: int, how_long: Callable[[], bool]) -> None:
+    """Say nothing as long as told; never longer than the daemon that started it lives.
+
+    :raises Gone: when that has ended.
+    """
+    while how_long():
+        if os.getppid() != daemon:
+            raise Gone
         time.sleep(_LOOK_S)
+
+
+def ordered_not_to_answer() -> bool:
+    return orders().get("answers") == "no"
 
 
 class Server:
@@ -69,6 +84,7 @@ class Server:
     def __init__(self, control: socket.socket, counts_clients: bool) -> None:
         self._control = control
         self._counts_clients = counts_clients
+        self._daemon = os.getppid()
         self._ways: dict[int, Way] = {}
         self.percentage = b""
         self.limits: dict[int, bytes] = {}
@@ -107,7 +123,7 @@ class Server:
         while self._ways or not self._closing:
             heard = [way.connection for way in self._ways.values()]
             ready, _, _ = select.select(heard if self._closing else [*heard, self._control], [], [])
-            stand_still_as_ordered()
+            stand_still(self._daemon, ordered_not_to_answer)
             for connection in ready:
                 if connection is self._control:
                     self._answer_daemon()
@@ -135,10 +151,10 @@ class Server:
             if message == FROM_CLIENT:
                 way.pid = pid
                 way.connection.send(TO_CLIENT)
-        except (Gone, OSError):
+        except (Closed, OSError):
             if way.pid is None and orders().get("jam") == "lost-client":
                 print(f"stand-in server {os.getpid()}: jammed, a client was lost in its start", flush=True)
-                signal.pause()
+                stand_still(self._daemon, lambda: True)
             self._forget(descriptor)
 
     def _forget(self, descriptor: int) -> None:
@@ -209,11 +225,14 @@ def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _heard(connection: socket.socket) -> tuple[bytes, int]:
-    """A client's message and its pid, as the kernel knows it here."""
+    """A client's message and its pid, as the kernel knows it here.
+
+    :raises Closed: at the connection's end.
+    """
     size = struct.calcsize("iII")
     message, ancillary, _, _ = connection.recvmsg(4096, socket.CMSG_SPACE(size))
     if not message:
-        raise Gone
+        raise Closed
     (pid,) = (struct.unpack("iII", data)[0] for _, kind, data in ancillary if kind == socket.SCM_CREDENTIALS)
     return message, int(pid)
 
