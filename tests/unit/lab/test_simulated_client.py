@@ -8,7 +8,7 @@ import socket
 import struct
 import subprocess
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Callable, Iterator, Optional
 
@@ -20,7 +20,8 @@ CLIENT = SOURCE / "files/usr/lib/mps-lab/simulated_client.py"
 GREETING = b"OUTBHELL\0"
 SERVER_SAYS = b"STAND-IN-SERVER\0"
 WAIT_S = 30
-Serve = Callable[[socket.socket], None]
+Serve = Callable[[socket.socket, ExitStack], None]
+"""What is done with one connection; what has to outlive it ends with the stack."""
 
 
 def met(directory: Path, *options: str) -> tuple[dict[str, Any], int]:
@@ -57,57 +58,63 @@ def served(path: Path, serve: Optional[Serve], kind: int = socket.SOCK_SEQPACKET
 def _loop(listener: socket.socket, serve: Optional[Serve]) -> None:
     if serve is None:
         return
-    with suppress(OSError):
+    with ExitStack() as stack:
         while True:
-            connection, _ = listener.accept()
-            with connection:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            # a client may be gone at any stage
+            with connection, suppress(OSError):
                 connection.settimeout(WAIT_S)
-                serve(connection)
+                serve(connection, stack)
 
 
-def says_nothing(connection: socket.socket) -> None:
-    connection.recv(64)
-
-
-def closes(_: socket.socket) -> None:
+def closes(_: socket.socket, __: ExitStack) -> None:
     pass
 
 
-def greets(connection: socket.socket) -> None:
+def greets(connection: socket.socket, _: ExitStack) -> None:
     connection.send(GREETING)
 
 
 def hears(messages: int) -> Serve:
-    def serve(connection: socket.socket) -> None:
-        greets(connection)
+    def serve(connection: socket.socket, stack: ExitStack) -> None:
+        greets(connection, stack)
         for _ in range(messages):
             connection.recv(64)
 
     return serve
 
 
-def forgets_the_descriptor(connection: socket.socket) -> None:
-    hears(2)(connection)
+def forgets_the_descriptor(connection: socket.socket, stack: ExitStack) -> None:
+    hears(2)(connection, stack)
     connection.send(b"OUTBCUFD\0")
     connection.recv(64)
 
 
-def lets_in(answer: bytes = SERVER_SAYS) -> Serve:
-    """As a daemon does, with its server on the other end of the descriptor; no answer: the server closes."""
+def hands_over(connection: socket.socket) -> socket.socket:
+    """The server's end of the way whose other end the client was given."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(WAIT_S)
+    with theirs:
+        socket.send_fds(connection, [b"OUTBCUFD\0"], [theirs.fileno()])
+    return ours
 
-    def serve(connection: socket.socket) -> None:
-        hears(2)(connection)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with ours:
-            with theirs:
-                socket.send_fds(connection, [b"OUTBCUFD\0"], [theirs.fileno()])
-            assert connection.recv(64) == bytes(4)
-            ours.settimeout(WAIT_S)
-            ours.recv(64)
-            if answer:
-                ours.send(answer)
 
-    return serve
+def lets_in(connection: socket.socket, stack: ExitStack) -> None:
+    """As a daemon does, with its server on the other end of the descriptor."""
+    hears(2)(connection, stack)
+    server = stack.enter_context(hands_over(connection))
+    if connection.recv(64) and server.recv(64):
+        server.send(SERVER_SAYS)
+
+
+def lets_in_and_loses_the_server(connection: socket.socket, stack: ExitStack) -> None:
+    hears(2)(connection, stack)
+    with hands_over(connection) as server:
+        connection.recv(64)
+        server.recv(64)
 
 
 def test_no_directory_no_socket_and_a_dead_one_are_outside_mps(tmp_path: Path) -> None:
@@ -134,8 +141,8 @@ def test_a_stream_socket_is_outside_mps(tmp_path: Path) -> None:
         (hears(1), "error-805", 4),
         (hears(2), "error-805", 4),
         (forgets_the_descriptor, "error-805-or-hang", 5),
-        (lets_in(b""), "error-805-or-hang", 5),
-        (lets_in(), "client", 0),
+        (lets_in_and_loses_the_server, "error-805-or-hang", 5),
+        (lets_in, "client", 0),
     ],
     ids=["closed", "greeted", "heard once", "heard twice", "no descriptor", "the server closes", "let in"],
 )
@@ -160,10 +167,7 @@ def test_a_full_backlog_lets_it_wait_in_connect(tmp_path: Path) -> None:
 
 
 def test_a_greeted_client_waits_for_its_descriptor_without_end(tmp_path: Path) -> None:
-    def serve(connection: socket.socket) -> None:
-        hears(3)(connection)
-
-    with served(tmp_path / "control", serve):
+    with served(tmp_path / "control", hears(3)):
         said, code = met(tmp_path, "--timeout", "0.1")
     assert (said["outcome"], said["stage"], code) == ("hang", "second", 6)
 
@@ -171,34 +175,33 @@ def test_a_greeted_client_waits_for_its_descriptor_without_end(tmp_path: Path) -
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_it_says_the_client_s_words_with_its_credentials_on_every_connection(tmp_path: Path, times: int) -> None:
     heard: list[tuple[bytes, tuple[int, int, int]]] = []
+    last: list[bytes] = []
 
-    def serve(connection: socket.socket) -> None:
+    def serve(connection: socket.socket, stack: ExitStack) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        greets(connection)
+        greets(connection, stack)
         for _ in range(2):
             message, ancillary, _, _ = connection.recvmsg(64, socket.CMSG_SPACE(12))
             ((_, kind, packed),) = ancillary
             assert kind == socket.SCM_CREDENTIALS
             heard.append((message, struct.unpack("iII", packed)))
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with ours, theirs:
-            socket.send_fds(connection, [b"OUTBCUFD\0"], [theirs.fileno()])
-            connection.recv(64)
+        stack.enter_context(hands_over(connection))
+        last.append(connection.recv(64))
+        assert connection.recv(64) == b""
 
     with served(tmp_path / "control", serve):
         said, code = met(tmp_path, "--times", str(times), "--word", "03000000", "--skip-server")
-    assert (said["outcome"], said["connections"], said["stage"]) == ("client", times, "last")
-    assert code in (0, 7)
+    assert (said["outcome"], said["connections"], said["stage"], code) == ("client", times, "last", 0)
     credentials = (said["pid"], os.getuid(), os.getgid())
     assert heard == [(b"OUTBCRED\0", credentials), (b"\3\0\0\0", credentials)] * times
+    assert last == [bytes(4)] * times
 
 
 @pytest.mark.parametrize("stage", ["connect", "greeting", "first", "second", "descriptor", "last", "server"])
 def test_it_stops_and_dies_where_it_is_told(tmp_path: Path, stage: str) -> None:
-    with served(tmp_path / "control", lets_in()):
-        said, code = met(tmp_path, "--stop-at", stage, "--times", "1")
-        assert (said["outcome"], said["stage"]) == ("stopped", stage)
-        assert code in (0, 7)
+    with served(tmp_path / "control", lets_in):
+        said, code = met(tmp_path, "--stop-at", stage)
+        assert (said["outcome"], said["stage"], code) == ("stopped", stage, 0)
         killed = subprocess.run(
             [CLIENT, "--kill-at", stage, "--at-connection", "2"],
             env={"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path), "PATH": "/usr/bin:/bin"},
@@ -209,32 +212,34 @@ def test_it_stops_and_dies_where_it_is_told(tmp_path: Path, stage: str) -> None:
         assert (killed.returncode, killed.stdout) == (-9, b"")
 
 
-def test_it_stays_until_its_standard_input_ends_and_sees_a_server_that_goes(tmp_path: Path) -> None:
-    kept: list[socket.socket] = []
+@contextmanager
+def held(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A client that has come in and stays until its standard input ends."""
+    client = subprocess.Popen(
+        [CLIENT, "--hold", "stdin"],
+        env={"CUDA_MPS_PIPE_DIRECTORY": str(directory), "PATH": "/usr/bin:/bin"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert client.stdout is not None
+    with client:
+        try:
+            assert json.loads(client.stdout.readline())["outcome"] == "client"
+            assert client.poll() is None
+            yield client
+        finally:
+            client.kill()
 
-    def serve(connection: socket.socket) -> None:
-        hears(2)(connection)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            socket.send_fds(connection, [b"OUTBCUFD\0"], [theirs.fileno()])
-        kept.append(ours)
-        ours.recv(64)
-        ours.send(SERVER_SAYS)
-        connection.recv(64)
 
-    with served(tmp_path / "control", serve):
-        for end, code in ((lambda client: client.stdin.close(), 0), (lambda _: [one.close() for one in kept], 7)):
-            client = subprocess.Popen(
-                [CLIENT, "--hold", "stdin"],
-                env={"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path), "PATH": "/usr/bin:/bin"},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-            assert client.stdout is not None
-            with client:
-                assert json.loads(client.stdout.readline())["outcome"] == "client"
-                assert client.poll() is None
-                end(client)
-                assert client.wait(WAIT_S) == code
-    for one in kept:
-        one.close()
+def test_it_stays_until_its_standard_input_ends(tmp_path: Path) -> None:
+    with served(tmp_path / "control", lets_in), held(tmp_path) as client:
+        assert client.stdin is not None
+        client.stdin.close()
+        assert client.wait(WAIT_S) == 0
+
+
+def test_a_server_that_goes_away_ends_it(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        with served(tmp_path / "control", lets_in):
+            client = stack.enter_context(held(tmp_path))
+        assert client.wait(WAIT_S) == 7
