@@ -6,10 +6,16 @@ from contextlib import suppress
 
 import pytest
 
+from mpsctl.adapters import hardware
 from mpsctl.adapters.control_daemon import NotServed
 from simulated import Simulation, eventually
 
 NOBODY = 65534
+
+
+def test_it_is_known_as_an_mps_server(simulation: Simulation) -> None:
+    simulation.start()
+    assert hardware.mps_program(simulation.ready()) == hardware.SERVER
 
 
 def test_the_next_user_waits_until_the_last_client_of_the_former_has_gone(simulation: Simulation) -> None:

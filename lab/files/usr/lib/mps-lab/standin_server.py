@@ -1,4 +1,4 @@
-#!/usr/bin/python3 -IS
+#!/usr/bin/python3
 """A stand-in for nvidia-cuda-mps-server: no CUDA, no GPU. `lab up --standin-server` puts it in that program's place.
 
 NVIDIA's control daemon starts it as it starts its own server, takes it for ready, and passes clients to it. What is
@@ -12,6 +12,8 @@ and is read again whenever something comes. Lines, all optional:
     start_delay_s=2     it becomes ready this late
     jam=lost-client     a client that ends between the daemon's descriptor and its own first words jams it for good, as
                         was seen on an H200 with driver 580
+
+No options stand in its first line: the second word of its command line is what an MPS server is known by.
 
 It never outlives the daemon that started it, jammed or not, but for clients that 535 lets it serve to their end.
 """
