@@ -7,6 +7,7 @@ failed=0
 check scripts -p mpsctl
 check scripts scripts/*.py
 check lab -p mpslab
+for program in lab/files/usr/lib/mps-lab/*.py; do check lab "$program"; done
 check lab:scripts inventories/lab/hosts.py
 check scripts:plugins/plugin_utils plugins/plugin_utils/mps_role plugins/action/*.py
 check scripts plugins/modules/*.py

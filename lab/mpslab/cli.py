@@ -43,6 +43,12 @@ def _parser() -> argparse.ArgumentParser:
     daemon = verb.add_mutually_exclusive_group()
     daemon.add_argument("--daemon", choices=sorted(daemons.SUITES), help="NVIDIA's daemon (default 550)")
     daemon.add_argument("--no-daemon", action="store_true", help="hosts without the daemon's package")
+    verb.add_argument(
+        "--standin-server",
+        action="store_true",
+        help="a simulated MPS server in the place of NVIDIA's, which needs a GPU: the daemon takes the lab's simulated "
+        "clients in (/usr/lib/mps-lab/simulated_client.py on every host with simulated GPUs)",
+    )
     verb.add_argument("--release", choices=roots.RELEASES, help="Debian (default bookworm)")
     verb.add_argument("--driver-delay", type=float, metavar="SECONDS", help="the driver loads this late")
     verb.add_argument("--prefix", default="lab", metavar="NAME", help="hosts are NAME-01 … (default lab)")
@@ -148,12 +154,13 @@ def _desired(options: argparse.Namespace) -> fleet.Desired:
         prefix=options.prefix,
         mig=tuple(filter(None, (options.mig or "").split(","))),
         shares=tuple(map(passthrough.share, options.share)),
+        standin_server=options.standin_server,
     )
 
 
 def _real_desired(options: argparse.Namespace) -> fleet.Desired:
     """:raises LabError: with options that only simulated GPUs and drivers can follow."""
-    for name in ("gpus", "model", "mig", "daemon", "no_daemon", "driver_delay"):
+    for name in ("gpus", "model", "mig", "daemon", "no_daemon", "standin_server", "driver_delay"):
         value = getattr(options, name)
         if value is not None and value is not False:
             raise LabError(
@@ -207,4 +214,5 @@ def _gpu_text(row: Mapping[str, Any]) -> str:
     if row["gpu"] == hosts.REAL_GPU:
         return f"{row['gpus']} (real, driver {row['driver_version'] or 'unknown'})"
     mig = f", MIG {','.join(row['mig'])}" if row["mig"] else ""
-    return f"{row['gpus']} {row['model']}{mig} (simulated)"
+    server = f", {hosts.STANDIN_SERVER} (simulated)" if hosts.STANDIN_SERVER in row["simulated"] else ""
+    return f"{row['gpus']} {row['model']}{mig} (simulated){server}"

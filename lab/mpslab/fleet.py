@@ -51,6 +51,7 @@ class Desired:
     shares: tuple[tuple[str, str], ...] = ()
     """Folders of the machine and where hosts have them; only with a real GPU."""
     gpu: str = hosts.SIMULATED_GPU
+    standin_server: bool = False
 
     @property
     def real(self) -> bool:
@@ -110,7 +111,7 @@ def _what_is_real(host: hosts.Host) -> str:
             f"real: all; the GPUs are this machine's own ({host.gpus}, {driver}), shared with whatever else runs there"
         )
     daemon = f"NVIDIA control daemon {host.daemon}" if host.daemon else "no NVIDIA control daemon"
-    simulated = f"{', '.join(hosts.SIMULATED)} ({host.gpus} {host.model} a host)"
+    simulated = f"{', '.join(host.simulated)} ({host.gpus} {host.model} a host)"
     return f"real: systemd, ssh, reboots, {daemon}; simulated: {simulated}"
 
 
@@ -143,6 +144,8 @@ def _check(desired: Desired) -> None:
         raise LabError(f"found --gpus {desired.gpus}, expected 0 to {models.MAX_GPUS}")
     if not re.fullmatch(r"[a-z][a-z0-9]{0,19}(-[a-z0-9]+)*", desired.prefix) or len(desired.prefix) > 40:
         raise LabError(f"found --prefix {desired.prefix}, expected a host name in lower case")
+    if desired.standin_server and desired.daemon is None:
+        raise LabError("found --standin-server with --no-daemon: NVIDIA's daemon starts it; leave one of both away")
     if not desired.real:
         models.check_mig(desired.model, desired.mig)
 
@@ -225,6 +228,7 @@ def _wanted(
             gpu=desired.gpu,
             shares=desired.shares,
             nspawn=parts.nspawn,
+            standin_server=desired.standin_server,
         )
         there = present.get(host.name)
         wanted.append(host if there is None else _same(host, there))
@@ -234,7 +238,7 @@ def _wanted(
 def _same(desired: hosts.Host, there: hosts.Host) -> hosts.Host:
     """Layers from newer sources are no difference to the user: they come with the next down and up."""
     # a real host has the GPUs that its machine has at each boot
-    more = ("shares",) if desired.real else ("gpus", "model", "mig")
+    more = ("shares",) if desired.real else ("gpus", "model", "mig", "standin_server")
     for field in ("gpu", "release", "daemon", *more):
         found, expected = getattr(there, field), getattr(desired, field)
         if found != expected:
@@ -301,7 +305,7 @@ def listing(places: Places) -> list[dict[str, Any]]:
                 "gpu": host.gpu,
                 "driver_version": host.driver_version,
                 "shares": [f"{source}:{target}" for source, target in host.shares],
-                "simulated": [] if host.real else list(hosts.SIMULATED),
+                "simulated": list(host.simulated),
             }
         )
     return found

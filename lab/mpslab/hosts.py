@@ -14,6 +14,8 @@ from mpslab.errors import LabError
 from mpslab.places import Places
 
 SIMULATED = ("NVML", "PCI bus", "NVIDIA driver")
+STANDIN_SERVER = "MPS server"
+_STANDIN, _SERVER = "/usr/lib/mps-lab/standin_server.py", "usr/sbin/nvidia-cuda-mps-server"
 SIMULATED_GPU, REAL_GPU = "simulated", "real"
 USER = "root"
 _REAL_FILES = {
@@ -61,11 +63,20 @@ class Host:
     """Folders of the machine and where the host has them, to be read there."""
     nspawn: str = ""
     """The folder of systemd-nspawn and its libraries where the machine's own is not used."""
+    standin_server: bool = False
+    """Whether the lab's stand-in lies where the control daemon looks for NVIDIA's MPS server."""
 
     @property
     def real(self) -> bool:
         """Whether it has the machine's GPUs, and nothing simulated."""
         return self.gpu == REAL_GPU
+
+    @property
+    def simulated(self) -> tuple[str, ...]:
+        """What of it is simulated, for people."""
+        if self.real:
+            return ()
+        return (*SIMULATED, STANDIN_SERVER) if self.standin_server else SIMULATED
 
 
 @dataclass(frozen=True)
@@ -141,6 +152,8 @@ def make(places: Places, host: Host, driver: Driver) -> None:
         _write(upper / "etc/mps-lab/gpus", gpus)
         _write(upper / "etc/tmpfiles.d/mps-lab.conf", _bus(host))
         write_driver(upper, host, driver)
+        if host.standin_server:
+            _link(upper / _SERVER, _STANDIN)
     for private in (upper / "root", upper / "root/.ssh"):
         private.chmod(0o700)
     key = upper / "etc/ssh/ssh_host_ed25519_key"
@@ -196,11 +209,20 @@ def _sshd(host: Host) -> str:
     )
 
 
-def _write(path: Path, text: str, mode: int = 0o644) -> None:
+def _make_parents(path: Path) -> None:
     """With exact modes: in an overlay the upper folder's mode is the host's."""
     missing = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     for parent in missing:
         parent.chmod(0o755)
+
+
+def _link(path: Path, target: str) -> None:
+    _make_parents(path)
+    path.symlink_to(target)
+
+
+def _write(path: Path, text: str, mode: int = 0o644) -> None:
+    _make_parents(path)
     path.write_text(text)
     path.chmod(mode)

@@ -10,6 +10,7 @@ import pytest
 
 from mpslab.places import places
 from real_daemon import RealDaemonHost, Running, Starter, short_directory
+from simulated import Simulation
 
 CONTROL_DAEMON = "nvidia-cuda-mps-control"
 
@@ -43,6 +44,23 @@ def daemon(binary: Path) -> Iterator[Running]:
     """One daemon for all tests of a version that do not mind what it was told before."""
     with short_directory() as root, ExitStack() as stack:
         yield Starter(binary, root, stack)(root / "pipe")
+
+
+@pytest.fixture
+def simulation(binary: Path) -> Iterator[Simulation]:
+    """For a daemon that the test starts itself, and may jam."""
+    with short_directory() as root, ExitStack() as stack:
+        yield Simulation(binary, root, stack)
+
+
+@pytest.fixture(scope="module")
+def served(binary: Path) -> Iterator[Simulation]:
+    """One daemon with a stand-in server of root that is ready, for all tests of a version that leave it well."""
+    with short_directory() as root, ExitStack() as stack:
+        made = Simulation(binary, root, stack)
+        made.start()
+        made.ready()
+        yield made
 
 
 @pytest.fixture

@@ -33,18 +33,22 @@ def short_directory() -> Iterator[Path]:
 class Running:
     """A control daemon in the foreground, as the unit starts it; what it says is in ``log``."""
 
-    def __init__(self, binary: Path, pipe_directory: Path, log: Path) -> None:
+    def __init__(
+        self, binary: Path, pipe_directory: Path, log: Path, servers: Optional[Path] = None, *options: str
+    ) -> None:
+        """``servers``: the folder in which it finds its server; NVIDIA's own where it is None."""
         self.binary, self.pipe_directory, self.log = binary, pipe_directory, log
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [binary, "-f"],
+                [binary, "-f", *options],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={
                     "CUDA_MPS_PIPE_DIRECTORY": str(pipe_directory),
                     "CUDA_VISIBLE_DEVICES": h200(0).uuid,
-                    "PATH": f"{binary.parents[1] / 'sbin'}:/usr/bin:/bin",
+                    "PATH": f"{servers or binary.parents[1] / 'sbin'}:/usr/bin:/bin",
+                    "MPS_LAB_STANDIN_SERVER": str(log.with_name("orders")),
                 },
             )
 

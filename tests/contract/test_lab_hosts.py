@@ -180,3 +180,32 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
+
+
+@pytest.fixture
+def standin_host() -> Iterator[str]:
+    machine.check(places())
+    prefix = f"{PREFIX}-standin"
+    made = lab("up", "--hosts", "1", "--gpus", "1", "--prefix", prefix, "--standin-server")
+    assert made.returncode == 0, made.stderr
+    assert "MPS server" in made.stderr
+    yield f"{prefix}-01"
+    assert lab("down", "--prefix", prefix).returncode == 0
+
+
+def test_with_a_stand_in_server_the_daemon_lets_simulated_clients_in(standin_host: str) -> None:
+    """And jams while the stand-in does not answer; both say that they are simulated."""
+    assert "MPS server" in listed(standin_host)["simulated"]
+    client = "CUDA_MPS_PIPE_DIRECTORY=/run/trial /usr/lib/mps-lab/simulated_client.py --hold 0 --timeout"
+    on(standin_host, "mkdir /run/trial")
+    outside = lab("ssh", standin_host, f"{client} 20")
+    assert (json.loads(outside.stdout)["outcome"], outside.returncode) == ("outside-mps", 3)
+    unit = "systemd-run --quiet --unit trial --setenv CUDA_MPS_PIPE_DIRECTORY=/run/trial"
+    on(standin_host, f"{unit} nvidia-cuda-mps-control -f")
+    eventually(lambda: lab("ssh", standin_host, f"{client} 20").returncode == 0, "no simulated client came in")
+    on(standin_host, "echo answers=no >/run/mps-lab/standin-server")
+    jammed = lab("ssh", standin_host, f"{client} 0.5")
+    said = json.loads(jammed.stdout)
+    assert (said["simulated"], said["outcome"], jammed.returncode) == (True, "hang", 6)
+    on(standin_host, "rm /run/mps-lab/standin-server")
+    eventually(lambda: lab("ssh", standin_host, f"{client} 20").returncode == 0, "the daemon stayed jammed")

@@ -82,6 +82,8 @@ def test_where_mounts_do_not_work(code: int, words: str, tmp_path: Path, monkeyp
         (("--gpu", "real", "--mig", "3g.40gb"), "--gpu real with --mig"),
         (("--gpu", "real", "--daemon", "550"), "--gpu real with --daemon"),
         (("--gpu", "real", "--no-daemon"), "--gpu real with --no-daemon"),
+        (("--gpu", "real", "--standin-server"), "--gpu real with --standin-server"),
+        (("--no-daemon", "--standin-server"), "--standin-server with --no-daemon"),
         (("--gpu", "real", "--driver-delay", "0"), "--gpu real with --driver-delay"),
         (("--gpu", "real", "--share", "/nowhere"), "--share /nowhere, expected an existing folder"),
         (("--gpu", "real", "--hosts", "0"), "--hosts 0, expected 1 to 240"),
@@ -176,7 +178,8 @@ def test_hosts_that_other_sources_of_the_lab_made_can_be_read(lab_directory: Pat
     folder = lab_directory / "hosts/lab-01"
     folder.mkdir(parents=True)
     entry = asdict(made)
-    older = {name: value for name, value in entry.items() if name not in ("gpu", "shares", "nspawn")}
+    newer = ("gpu", "shares", "nspawn", "standin_server")
+    older = {name: value for name, value in entry.items() if name not in newer}
     for text in (entry, older, {**entry, "colour": "green"}):
         (folder / "host.json").write_text(json.dumps(text))
         assert hosts.load(Places(lab_directory)) == [made]
