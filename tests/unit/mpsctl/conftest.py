@@ -13,6 +13,7 @@ from typing import Any, Generator, Iterator
 import pytest
 
 import consulting
+import in_process
 from converging import Fleet
 from fakes import FakeDaemon, Host, h200
 from judging import UNIT, serve
@@ -49,6 +50,13 @@ def pytest_runtest_makereport(
             report.outcome = "skipped"
             report.longrepr = (str(inside), 0, "of wording")
     return report
+
+
+@pytest.fixture(autouse=True)
+def bounded_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounded calls run in this process, but for tests that are marked ``forks``."""
+    if not request.node.get_closest_marker("forks"):
+        in_process.use(monkeypatch)
 
 
 @pytest.fixture
