@@ -45,7 +45,7 @@ unit: setup lab-parts ## unit tests, and contract tests against NVIDIA's control
 	pytest -q tests/contract
 
 .PHONY: sentences
-sentences: setup ## no code reads a sentence: all unit tests but those of wording, with every sentence replaced by an id
+sentences: setup ## no code reads a sentence: all unit tests but those of wording and those that make none, with every sentence replaced by an id
 	CI=true MPSCTL_MESSAGES=ids pytest -q tests/unit/mpsctl
 
 .PHONY: controllers

@@ -75,11 +75,22 @@ def as_desired(host: Any) -> Callable[..., bool]:
 
 @pytest.fixture
 def ask(host: Any) -> Callable[[str, str], str]:
-    """NVIDIA's own front-end, asked as an operator would, on an instance's public pipe directory."""
+    """NVIDIA's own front-end, asked as an operator would, on an instance's public pipe directory.
+
+    The getter that comes last always has an answer. Without it another front-end was being served, as while the
+    health timer looks: then it is asked again.
+    """
+    import time
 
     def run(instance: str, command: str) -> str:
         pipe = f"CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps/{instance}"
-        return str(host.run(f"echo {command} | {pipe} nvidia-cuda-mps-control").stdout).strip()
+        asked = f"printf '%s\\n' '{command}' get_default_active_thread_percentage"
+        for _ in range(100):
+            *own, last = host.run(f"{asked} | {pipe} nvidia-cuda-mps-control").stdout.splitlines() or [""]
+            if last:
+                return "\n".join(own).strip()
+            time.sleep(0.2)
+        pytest.fail(f"{host.backend.host}: the daemon of instance {instance} served nobody who asked `{command}`")
 
     return run
 

@@ -8,10 +8,12 @@ import os
 import re
 import subprocess
 import sys
+import time
 from typing import Any, Iterator
 
 MPSCTL = [sys.executable, "-IS", sys.argv[1]]
 GPUS = int(sys.argv[2])
+ASKED_AT_MOST = 100
 LOCK = "/run/mps-fleet/.turn"
 FILES = ("/etc/mps/*", "/etc/systemd/system/mps-*", "/usr/local/bin/mpsctl")
 DIRECTORIES = ("/etc/mps", "/run/mps-fleet", "/run/nvidia-mps", "/var/lib/mps-fleet", "/var/cache/mps-fleet")
@@ -55,12 +57,27 @@ def ask(*words: str) -> tuple[int, str]:
 
 
 def limit(number: int) -> str:
-    return ask(
-        "sh",
-        "-c",
-        "echo get_default_device_pinned_mem_limit 0 |"
-        f" CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps/{number} nvidia-cuda-mps-control",
-    )[1].strip()
+    """What the daemon answers, or "" where none listens.
+
+    A daemon serves one front-end at a time; another one has no answer and may even end with 0 (control daemons 535,
+    550, 555). The look of the health timer is such a session. So whoever is not served asks again.
+    """
+    for _ in range(ASKED_AT_MOST):
+        done = subprocess.run(
+            ["nvidia-cuda-mps-control"],
+            input="get_default_device_pinned_mem_limit 0\n",
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "CUDA_MPS_PIPE_DIRECTORY": f"/run/nvidia-mps/{number}"},
+        )
+        answer = done.stdout.strip()
+        if "Cannot find MPS control daemon" in done.stdout + done.stderr:
+            return ""
+        if done.returncode == 0 and answer:
+            return answer
+        time.sleep(0.2)
+    return f"was asked {ASKED_AT_MOST} times and not served: {done.stderr.strip()}"
 
 
 def lock_is_free() -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -78,12 +77,17 @@ class Trial:
 
     hosts: list[LabHost]
     prefix: str
-    dice: random.Random
+    dice: random.Random = field(default_factory=random.Random)
     violations: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     killed: dict[str, int] = field(default_factory=dict)
     runs_s: dict[str, float] = field(default_factory=dict)
     """how long a whole run of each playbook took"""
+
+    def begin(self, seed: int) -> None:
+        """Dice of this seed, and nothing found yet."""
+        self.dice = random.Random(seed)
+        self.violations, self.told, self.killed = [], [], {}
 
     def start(self, playbook: str, limit_mib: int) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -269,7 +273,7 @@ def seed_of(environment: Optional[str]) -> int:
 
 
 @contextmanager
-def fleet(prefix: str, seed: int) -> Iterator[Trial]:
+def fleet(prefix: str) -> Iterator[Trial]:
     """Four bare hosts with the daemons 535, 550 and 555, and a copy of mpsctl for looking at them."""
     program = PROJECT / "build/mpsctl"
     subprocess.run([sys.executable, "scripts/build_mpsctl.py", str(program)], cwd=PROJECT, check=True)
@@ -280,24 +284,27 @@ def fleet(prefix: str, seed: int) -> Iterator[Trial]:
             booted += stack.enter_context(hosts(f"{prefix}-{daemon}", *options))
         for host in booted:
             host.run(f"mkdir -p {Path(_COPY).parent} && cat >{_COPY}", program.read_bytes())
-        yield Trial(booted, prefix, random.Random(seed))
+        yield Trial(booted, prefix)
 
 
-def prove(prefix: str, playbook: str, rounds: int) -> None:
-    """Interrupt ``rounds`` runs of a playbook; prints the seed, and what it came to."""
+def prove(trial: Trial, playbook: str, rounds: int) -> None:
+    """Interrupt ``rounds`` runs of a playbook; prints the seed, and what it came to.
+
+    The hosts may be as another playbook's proof left them, however it ended.
+    """
     seed = seed_of(os.environ.get(SEED))
     print(f"{playbook}: {SEED}={seed} repeats what the dice say", file=sys.stderr, flush=True)
-    with fleet(prefix, seed) as trial:
+    trial.begin(seed)
+    trial.play(SITE, 4096)
+    found = trial.probes()
+    trial.judge_desired("before", found, 4096)
+    trial.play(playbook, 4096)  # tells how long it takes
+    if playbook == REMOVE:
+        trial.judge_removed("before", trial.probes())
         trial.play(SITE, 4096)
         found = trial.probes()
-        trial.judge_desired("before", found, 4096)
-        trial.play(playbook, 4096)  # tells how long it takes
-        if playbook == REMOVE:
-            trial.judge_removed("before", trial.probes())
-            trial.play(SITE, 4096)
-            found = trial.probes()
-        for number in range(1, rounds + 1):
-            found = trial.round(number, playbook, found)
+    for number in range(1, rounds + 1):
+        found = trial.round(number, playbook, found)
     kills = ", ".join(f"{kind} {count}" for kind, count in sorted(trial.killed.items()))
     print(
         f"{playbook}: seed {seed}, {rounds} interrupted runs ({kills}), {len(trial.violations)} violations",
@@ -305,7 +312,3 @@ def prove(prefix: str, playbook: str, rounds: int) -> None:
         flush=True,
     )
     assert not trial.violations, "\n".join(trial.violations)
-
-
-def name_of(playbook: str) -> str:
-    return re.sub(r".*/|\.yml", "", playbook)

@@ -25,9 +25,10 @@ def prove_verify(fleet: Rollout, folder: Path) -> None:
     """The first host stays well; the next five are broken, each in a way of its own; all others are well."""
     well, stopped, changed, exclusive, bare, away, *others = fleet.hosts
     stopped.run("systemctl kill --signal=STOP --kill-who=main mps-control@1")
+    # It prints a number once it was served, and nothing while another front-end is, as while the health timer looks.
     changed.run(
-        "echo set_default_active_thread_percentage 7 |"
-        " CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps/0 nvidia-cuda-mps-control"
+        'until [ -n "$(echo set_default_active_thread_percentage 7 |'
+        ' CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps/0 nvidia-cuda-mps-control)" ]; do sleep 0.2; done'
     )
     exclusive.run("systemctl disable --now mps-control@0")
     bare.run("mpsctl remove")

@@ -8,4 +8,5 @@ from tests.lab import interruption
 
 @pytest.mark.parametrize("playbook", [interruption.SITE, interruption.LIMITS, interruption.REMOVE])
 def test_fifty_runs_that_were_killed(playbook: str) -> None:
-    interruption.prove(f"int-{interruption.name_of(playbook)[0]}", playbook, 50)
+    with interruption.fleet("int") as trial:
+        interruption.prove(trial, playbook, 50)

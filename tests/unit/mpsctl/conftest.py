@@ -13,6 +13,7 @@ from typing import Any, Generator, Iterator
 import pytest
 
 import consulting
+import in_process
 from converging import Fleet
 from door import Door
 from fakes import FakeDaemon, Host, h200
@@ -24,13 +25,15 @@ from mpsctl.store import world as worlds
 from mpsctl.store.world import World
 from shell import Shell
 
+AS_IDS = messages.AS_IDS
 _REPLACED = re.compile(r"<[A-Za-z][A-Za-z_.-]*>")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tests that are marked as such are of wording as well."""
-    if messages.AS_IDS and item.get_closest_marker("wording"):
-        pytest.skip("of wording")
+    """Tests that are marked as such are of wording as well; one that makes no sentence finds no reader of any."""
+    for name, why in (("wording", "of wording"), ("sentenceless", "no sentence is made")):
+        if AS_IDS and item.get_closest_marker(name):
+            pytest.skip(why)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -42,7 +45,7 @@ def pytest_runtest_makereport(
     Whatever else fails then is code that reads a sentence.
     """
     report = yield
-    if messages.AS_IDS and call.excinfo is not None and report.failed:
+    if AS_IDS and call.excinfo is not None and report.failed:
         inside = Path(str(call.excinfo.traceback[-1].path))
         compared = call.excinfo.errisinstance((AssertionError, pytest.fail.Exception))
         of_a_test = "tests" in inside.parts or "_pytest" in str(inside)
@@ -50,6 +53,30 @@ def pytest_runtest_makereport(
             report.outcome = "skipped"
             report.longrepr = (str(inside), 0, "of wording")
     return report
+
+
+@pytest.fixture(autouse=True)
+def bounded_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounded calls run in this process, but for tests that are marked ``forks``."""
+    if not request.node.get_closest_marker("forks"):
+        in_process.use(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def sentences(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A test that is marked ``sentenceless`` fails once a sentence is made in it: with ids it has to run too then."""
+    made: list[str] = []
+
+    def said(id_: str, sentence: str) -> str:
+        made.extend([id_] if sentence else [])
+        return sentence
+
+    marked = request.node.get_closest_marker("sentenceless")
+    if marked:
+        monkeypatch.setattr(messages, "AS_IDS", True)  # whoever makes a sentence shows it then
+        monkeypatch.setattr(messages, "said", said)
+    yield
+    assert not made, f"sentences were made: {made}; take the mark sentenceless away"
 
 
 @pytest.fixture

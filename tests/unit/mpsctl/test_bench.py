@@ -66,6 +66,7 @@ def good(report: Report) -> None:
 
 
 @pytest.mark.parametrize("work", list(cuda_work.KINDS))
+@pytest.mark.sentenceless
 def test_built_in_work_runs_on_both_sides(gpu: Host, work: str) -> None:
     report, temporary = sweep(gpu, work=work)
     good(report)
@@ -108,6 +109,7 @@ def test_a_process_on_the_wrong_side_is_no_figure(gpu: Host) -> None:
     assert report.verdict.pays is None
 
 
+@pytest.mark.sentenceless
 def test_percentages_and_limits_are_part_of_the_sweep(gpu: Host) -> None:
     report, temporary = sweep(gpu, threads=[50.0, 100.0], memory=[parse("4G"), parse("2G")], processes=[2])
     good(report)
@@ -211,6 +213,7 @@ LINES = "while :; do echo line; sleep 0.01; done"
         {"command": ["sh", "-c", LINES], "count_lines": True},
     ],
 )
+@pytest.mark.sentenceless
 def test_a_command_is_counted_by_completions_or_lines(gpu: Host, values: dict[str, Any]) -> None:
     gpu.nvml.held_mib = None  # NVML does not tell its clients
     report, _ = sweep(gpu, inherited=dict(os.environ), **values)
@@ -278,6 +281,7 @@ def test_without_nvml_an_instance_still_has_both_sides(gpu: Host) -> None:
     assert series(report) == ["time-sliced", "MPS"]
 
 
+@pytest.mark.sentenceless
 def test_another_daemon_is_measured_in_turn_with_the_one_in_question(gpu: Host, tmp_path: Path) -> None:
     (tmp_path / "control").touch()
     report, _ = sweep(gpu, against=str(tmp_path), rounds=2)
@@ -370,6 +374,7 @@ def start_bench(root: Path, mark: str, *arguments: str) -> subprocess.Popen[str]
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 @pytest.mark.parametrize("command", [STUBBORN, "sleep 1000"])
+@pytest.mark.sentenceless
 def test_a_sweep_can_be_stopped_at_any_time_and_leaves_no_process(
     root: Path, mark: str, number: signal.Signals, command: str
 ) -> None:
@@ -531,6 +536,7 @@ def test_results_that_cannot_be_written_are_still_told(
 
 
 @pytest.mark.parametrize("as_json", [True, False])
+@pytest.mark.sentenceless
 def test_the_verb_answers_and_writes(
     gpu: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
 ) -> None:

@@ -11,6 +11,8 @@ import pytest
 from mpsctl.adapters import bounded
 from mpsctl.model.errors import NotInForce, NotReady
 
+pytestmark = pytest.mark.forks
+
 
 def test_the_answer_comes_back_whole() -> None:
     large = {"gpus": ["x" * 1000] * 1000}  # more than a pipe holds

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.sentenceless
+
 PROJECT = Path(__file__).resolve().parents[3]
 BUILDER = PROJECT / "scripts" / "build_mpsctl.py"
 CACHE = "/var/cache/mps-fleet"

@@ -20,6 +20,7 @@ from mpsctl.model.finding import CRITICAL, OK, UNKNOWN, WARNING
 # -- NVML and systemd
 
 
+@pytest.mark.forks
 def test_nvml_that_hangs_is_left_behind(live: Host) -> None:
     live.nvml.hangs = True
     found = amiss(judge(live, nvml_timeout_s=0.1))
@@ -42,6 +43,7 @@ def hang(monkeypatch: pytest.MonkeyPatch, name: str, pids: Sequence[int]) -> Non
     monkeypatch.setattr(procfs, name, read)
 
 
+@pytest.mark.forks
 def test_a_foreign_daemon_that_hangs_is_named_and_holds_up_nobody(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = live.process("nvidia-cuda-mps-control", "nvidia-cuda-mps-control -d", {})
     hang(monkeypatch, "environment", [pid])
@@ -52,6 +54,7 @@ def test_a_foreign_daemon_that_hangs_is_named_and_holds_up_nobody(live: Host, mo
     assert levels == {"other-daemons": UNKNOWN}
 
 
+@pytest.mark.forks
 def test_a_daemon_whose_very_command_hangs_holds_up_nobody(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     hang(monkeypatch, "command", [live.process("nvidia-cuda-mps-control", "nvidia-cuda-mps-control -d", {})])
     found = judge(live, instance_timeout_s=2, proc_timeout_s=1)
@@ -59,6 +62,7 @@ def test_a_daemon_whose_very_command_hangs_holds_up_nobody(live: Host, monkeypat
     assert "did not answer within" in " ".join(one.found for _, one in found.every if one.level == UNKNOWN)
 
 
+@pytest.mark.forks
 def test_a_host_whose_processes_cannot_be_listed(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     parent = os.getpid()
     real = procfs.pids
@@ -75,6 +79,7 @@ def test_a_host_whose_processes_cannot_be_listed(live: Host, monkeypatch: pytest
     assert {name for name, level in levels.items() if level == UNKNOWN} >= unknown
 
 
+@pytest.mark.forks
 def test_an_instance_that_hangs_is_left_behind_and_holds_up_no_other(
     live: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

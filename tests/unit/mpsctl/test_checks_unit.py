@@ -44,13 +44,13 @@ def test_verify_changes_nothing_and_asks_for_each_thing_once(live: Host) -> None
     daemon.commands.clear()
     setters, modes, opened = list(daemon.setters), list(live.nvml.modes_set), live.nvml.times_opened
     judge(live)
-    look.look(live.world)
     assert live.snapshot() == before
     assert daemon.setters == setters
     assert live.nvml.modes_set == modes
     assert live.systemd.acts == []
+    assert daemon.commands
     assert len(daemon.commands) == len(set(daemon.commands))
-    assert live.nvml.times_opened == opened  # asked in another process, once
+    assert live.nvml.times_opened == opened + 1
 
 
 # -- the unit and its daemon

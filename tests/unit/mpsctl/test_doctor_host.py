@@ -301,6 +301,7 @@ def test_exclusive_mode_that_was_left_behind(host: Host, running: FakeDaemon) ->
 # -- what hangs
 
 
+@pytest.mark.forks
 def test_nvml_that_hangs_is_left_behind(host: Host, running: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seen_once, "NVML_TIMEOUT_S", 0.1)
     host.nvml.hangs = True
@@ -309,6 +310,7 @@ def test_nvml_that_hangs_is_left_behind(host: Host, running: FakeDaemon, monkeyp
     assert (answer.diagnoses[0].name, answer.diagnoses[0].certainty) == ("no-driver", "likely")
 
 
+@pytest.mark.forks
 def test_an_instance_whose_look_hangs_hides_no_other(
     host: Host, running: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,6 +329,7 @@ def test_an_instance_whose_look_hangs_hides_no_other(
     assert names(host) == ["drained"]
 
 
+@pytest.mark.forks
 def test_a_process_of_which_proc_does_not_answer_is_left_behind(
     host: Host, running: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,6 +348,7 @@ def test_a_process_of_which_proc_does_not_answer_is_left_behind(
     assert answer.diagnoses == []
 
 
+@pytest.mark.forks
 def test_logs_that_do_not_come_leave_what_the_checks_tell(
     host: Host, running: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:

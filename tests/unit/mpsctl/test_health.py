@@ -144,6 +144,7 @@ def test_a_daemon_has_five_seconds_for_all_questions(host: Host) -> None:
     assert found.level == CRITICAL
 
 
+@pytest.mark.forks
 def test_an_instance_that_hangs_holds_up_no_other_and_its_daemon_is_never_ended(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

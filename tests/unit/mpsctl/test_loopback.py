@@ -349,6 +349,7 @@ DUPLICATE = "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1800
         ({"nccl": [3, 0, 1]}, MEASURED, ""),
     ],
 )
+@pytest.mark.sentenceless
 def test_nccl_is_absent_refused_failed_or_measured(
     host: Host, ranks: Ranks, plan: dict[str, Any], outcome: str, words: str
 ) -> None:
@@ -440,6 +441,7 @@ def test_no_room_for_what_ranks_write_is_told(host: Host, ranks: Ranks, monkeypa
         (65, True, True, None),
     ],
 )
+@pytest.mark.sentenceless
 def test_what_is_left_on_the_gpu_is_told(
     host: Host,
     ranks: Ranks,
@@ -592,6 +594,7 @@ def call(host: Host, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, *words: str)
 
 @pytest.mark.parametrize("as_json", [True, False])
 @pytest.mark.parametrize(("wrong", "code"), [(False, 0), (True, 1)])
+@pytest.mark.sentenceless
 def test_the_verb_answers_and_writes(
     host: Host,
     ranks: Ranks,

@@ -235,6 +235,7 @@ def test_a_daemon_that_does_not_answer_is_no_fault_of_the_probe_client(host: Hos
     assert issubclass(control.NotServed, MpsctlError)
 
 
+@pytest.mark.forks
 def test_each_instance_is_probed_in_a_process_of_its_own(host: Host) -> None:
     """What hangs in one, or breaks, holds up no other."""
     start(host)

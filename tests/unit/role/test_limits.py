@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
 from fleet import CONVERGE, LOOK, PROJECT, REFUSE, Fleet, Run
 
 LIMITS = PROJECT / "playbooks" / "limits.yml"
+HOSTS = "abcdefgh"
 BATCH = "PLAY [Change the limits, batch by batch]"
 
 
-@pytest.fixture
-def converged(fleet: Fleet) -> Fleet:
-    """Eight hosts with a limit of 4G."""
-    for name in "abcdefgh":
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folders of eight hosts with a limit of 4G, as a run of site.yml left them."""
+    fleet = Fleet(tmp_path_factory.mktemp("once"))
+    for name in HOSTS:
         fleet.add(name)
     assert fleet.play(variables={"mps_device_memory_limit": "4G"}).exit_code == 0
-    for name in "abcdefgh":
+    for name in HOSTS:
         (fleet.root / name / "calls").unlink()
+    return fleet.root
+
+
+@pytest.fixture
+def converged(fleet: Fleet, once: Path) -> Fleet:
+    """Those hosts, for one test."""
+    for name in HOSTS:
+        fleet.add(name)
+        shutil.copytree(once / name, fleet.root / name, dirs_exist_ok=True)
     return fleet
 
 
