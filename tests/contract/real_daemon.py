@@ -96,6 +96,12 @@ class Starter:
         return daemon
 
 
+def own_processes(every: Iterable[int]) -> Iterator[int]:
+    """Those of this machine itself: lab hosts run beside these tests, with pid namespaces and daemons of their own."""
+    ours = procfs.namespace(os.getpid(), "pid")
+    return (pid for pid in every if procfs.namespace(pid, "pid") in (ours, None))
+
+
 class RealDaemonHost(Host):
     """A host whose control daemons and processes are real; the rest is as in the unit tests."""
 
