@@ -15,10 +15,9 @@ for host in $(lab/lab list | awk 'NR > 1 {print $1}'); do
   echo
   echo "== $host"
   lab/lab ssh "$host" mpsctl status
-  for directory in $(lab/lab ssh "$host" 'ls -d /run/nvidia-mps/*'); do
-    limit=$(lab/lab ssh "$host" \
-      "echo get_default_device_pinned_mem_limit 0 | CUDA_MPS_PIPE_DIRECTORY=$directory nvidia-cuda-mps-control")
-    echo "  NVIDIA's daemon on $directory says: a client may take $limit"
+  for instance in $(lab/lab ssh "$host" 'ls /run/nvidia-mps'); do
+    limit=$(lab/lab ssh "$host" mpsctl control "$instance" get_default_device_pinned_mem_limit 0)
+    echo "  NVIDIA's daemon of instance $instance says: a client may take $limit"
   done
 done
 cat <<END

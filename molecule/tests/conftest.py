@@ -75,7 +75,7 @@ def as_desired(host: Any) -> Callable[..., bool]:
 
 @pytest.fixture
 def ask(host: Any) -> Callable[[str, str], str]:
-    """NVIDIA's own front-end, asked as an operator would, on an instance's public pipe directory.
+    """NVIDIA's own front-end, asked by root on the daemon's own directory.
 
     The getter that comes last always has an answer. Without it another front-end was being served, as while the
     health timer looks: then it is asked again.
@@ -83,7 +83,7 @@ def ask(host: Any) -> Callable[[str, str], str]:
     import time
 
     def run(instance: str, command: str) -> str:
-        pipe = f"CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps/{instance}"
+        pipe = f"CUDA_MPS_PIPE_DIRECTORY=/run/mps-fleet/{instance}/pipe"
         asked = f"printf '%s\\n' '{command}' get_default_active_thread_percentage"
         for _ in range(100):
             *own, last = host.run(f"{asked} | {pipe} nvidia-cuda-mps-control").stdout.splitlines() or [""]

@@ -8,7 +8,7 @@ import pytest
 
 testinfra_hosts = ["ansible://gpu-nodes"]
 
-EXPOSURE = {"mps-control@0.service": 4.5, "mps-health.service": 4.0}
+EXPOSURE = {"mps-control@0.service": 4.5, "mps-front-door@0.service": 3.9, "mps-health.service": 4.0}
 """The most that `systemd-analyze security` may find, of 10."""
 
 PIPE = "/run/nvidia-mps/0"
@@ -50,10 +50,13 @@ def test_a_local_user_cannot_put_anything_in_our_place(somebody: Callable[..., A
     assert somebody(f"ln -sfn /tmp/mine {PIPE}/control").rc != 0
 
 
-@pytest.mark.parametrize("path", ["/run/mps-fleet/0/daemon.env", "/run/mps-fleet/0/session.lock"])
+@pytest.mark.parametrize(
+    "path", ["/run/mps-fleet/0/daemon.env", "/run/mps-fleet/0/session.lock", "/run/mps-fleet/0/admission.lock"]
+)
 def test_a_local_user_cannot_read_or_hold_what_is_ours_alone(
-    host: Any, somebody: Callable[..., Any], path: str
+    host: Any, somebody: Callable[..., Any], name: str
 ) -> None:
+    path = f"/run/mps-fleet/0/{name}"
     assert host.file(path).exists
     assert somebody(f"cat {path}").rc != 0
     assert somebody(f"flock --nonblock {path} true").rc != 0

@@ -41,20 +41,27 @@ def test_a_real_stop_brings_the_compute_mode_back_and_a_start_takes_it_again(
 ) -> None:
     assert host.run("systemctl stop mps-control@1").rc == 0
     assert status()["1"]["devices"][0]["gpu"]["compute_mode"] == "default"
-    assert not host.file("/run/nvidia-mps/1").exists
-    assert host.file("/run/nvidia-mps/0/control").exists, "its neighbour was left alone"
+    assert not host.file("/run/mps-fleet/1/pipe").exists
+    assert host.file("/run/mps-fleet/0/pipe/control").exists, "its neighbour was left alone"
+    assert host.file("/run/nvidia-mps/1/control").is_socket, "whoever comes is told that it is stopped"
     assert host.run("systemctl start mps-control@1").rc == 0
     assert as_desired("1")
 
 
-def test_no_client_finds_a_socket_before_the_limit_is_in_force(host: Any) -> None:
-    """The public directory holds two links into a directory that cannot be guessed, and nothing else."""
+def test_clients_find_the_front_door_and_nothing_else(host: Any) -> None:
+    """The public directory holds the door's socket, the relative link to it, and what keeps other daemons away."""
     entries = host.run("find /run/nvidia-mps/0 -mindepth 1 -maxdepth 1 -printf '%f %y %m %l\\n' | sort").stdout
-    names = [line.split() for line in entries.splitlines()]
-    private = next(fields for fields in names if fields[0].startswith("."))
-    assert private[1:3] == ["d", "711"]
-    links = {fields[0]: fields[3] for fields in names if fields[1] == "l"}
-    assert links == {name: f"{private[0]}/{name}" for name in ("control", "control_privileged")}
+    found = {fields[0]: fields[1:] for fields in map(str.split, entries.splitlines())}
+    assert found == {"control": ["l", "777", "front-door"], "control_lock": ["d", "755"], "front-door": ["s", "666"]}
+
+
+def test_the_daemons_own_directory_is_roots_alone(host: Any) -> None:
+    entries = host.run("find /run/mps-fleet/0/pipe -printf '%f %m %U %G\\n'").stdout
+    found = {fields[0]: (fields[1], fields[2], fields[3]) for fields in map(str.split, entries.splitlines())}
+    assert found.pop("pipe") == ("710", "0", "0"), "servers of other users keep root's group"
+    assert found.pop("control") == ("660", "0", "0")
+    assert set(found) >= {"control_privileged", "control_lock", "log"}
+    assert set(found.values()) == {("600", "0", "0")}
 
 
 def test_a_host_without_the_daemon_skips_the_unit_and_says_why(host: Any) -> None:

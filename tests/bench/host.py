@@ -35,7 +35,7 @@ def until(command, expected):
         time.sleep(0.002)
 
 ASK = "echo get_default_device_pinned_mem_limit 0 | CUDA_MPS_PIPE_DIRECTORY=%s nvidia-cuda-mps-control 2>/dev/null"
-PUBLIC = "/run/nvidia-mps/0"
+DIRECTORY = "/run/mps-fleet/0/pipe"
 BARE = "echo get_default_active_thread_percentage | CUDA_MPS_PIPE_DIRECTORY=/run/bare nvidia-cuda-mps-control"
 found = {
     "python3 -c 'import pynvml; pynvml.nvmlInit()'": seconds(
@@ -62,7 +62,7 @@ for _ in range(7):
     ).stdout.strip()
     begin = time.monotonic()
     os.kill(int(pid), 9)
-    until(ASK % PUBLIC, "4G")
+    until(ASK % DIRECTORY, "4G")
     killed.append(time.monotonic() - begin)
 found["the bare daemon, until it answers"] = bare
 found["systemctl start mps-control@0, limits in force"] = unit

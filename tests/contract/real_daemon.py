@@ -112,6 +112,7 @@ class RealDaemonHost(Host):
 
     def begin(self, name: str = "0") -> Running:
         """ExecStartPre and ExecStart."""
+        self.stand_door(name)
         daemon = self._start.unanswered(prepare.prepare(self.world, name).pipe_directory)
         self.systemd.unit(f"mps-control@{name}.service").main_pid = daemon.pid
         return daemon

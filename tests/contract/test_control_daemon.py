@@ -7,9 +7,8 @@ import re
 import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable, Iterator, Optional
+from typing import Optional
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +20,7 @@ from mpsctl.adapters import pipe, procfs
 from mpsctl.adapters.control_daemon import NotServed, Server, Unreachable
 from mpsctl.lifecycle import apply, drain, stop, terminate
 from mpsctl.model import quantity
-from mpsctl.model.checked_values import DAEMON_DIRECTORY_MAX_BYTES, PRIVATE_NAME_BYTES, check_pipe_directory
+from mpsctl.model.checked_values import DAEMON_DIRECTORY_MAX_BYTES
 from mpsctl.model.errors import BadValue, NotReady
 from mpsctl.observe.facts import ClientFacts
 from mpsctl.store import configuration
@@ -144,7 +143,7 @@ def test_two_daemons_side_by_side_have_their_own_limits(host: RealDaemonHost) ->
     host.desired("1", DeviceMemoryLimit="800M")
     daemons = [host.bring_up("0"), host.bring_up("1")]
     assert [limit_of(daemon) for daemon in daemons] == [["900M"], ["800M"]]
-    assert pipe.daemons_on(host.pipe_root / "0") == [daemons[0].pid]
+    assert pipe.daemons_on(host.pipe_root / "0", host.own()) == [daemons[0].pid]
     assert pipe.daemons_on(host.pipe_root / "1") == [daemons[1].pid]
 
 
@@ -175,19 +174,17 @@ def drained(host: RealDaemonHost, timeout_s: int) -> drain.Drained:
 
 
 def test_a_drained_daemon_stays_up_and_closed_over_a_new_start_until_undrain(host: RealDaemonHost) -> None:
-    public = host.desired(DeviceMemoryLimit="900M")
+    host.desired(DeviceMemoryLimit="900M")
     first = host.bring_up()
     assert drained(host, 5).empty
-    through = control.FrontEnd(public, binary=first.binary)
-    with pytest.raises(Unreachable):
-        through.ask([f"get_{LIMIT}"])
+    assert not host.door_is_open()
     assert limit_of(first) == ["900M"]
     first.end()
     second = host.bring_up()
     assert not host.door_is_open()
     assert limit_of(second) == ["900M"]
     drain.undrain(host.world, "0")
-    assert through.ask([f"get_{LIMIT}"]) == [["900M"]]
+    assert host.door_is_open()
 
 
 def test_a_stopped_daemon_is_drained_within_the_bound_and_never_taken_for_empty(host: RealDaemonHost) -> None:
@@ -216,91 +213,37 @@ def test_a_client_that_the_daemon_does_not_know_gets_no_signal(host: RealDaemonH
             child.kill()
 
 
-# -- the front door
+# -- the daemon's own directory
 
 
-def test_a_client_of_the_public_directory_reaches_the_daemon_behind_it(host: RealDaemonHost) -> None:
-    public = host.desired(DeviceMemoryLimit="900M")
-    daemon = host.bring_up()
-    through = control.FrontEnd(public, binary=daemon.binary)
-    assert through.ask([f"get_{LIMIT}"]) == [["900M"]]
-    pipe.close_door(public)
-    with pytest.raises(Unreachable):
-        through.ask([f"get_{LIMIT}"])
-    assert limit_of(daemon) == ["900M"]
-
-
-@contextmanager
-def container(public: Path, binary: Path) -> Iterator[Callable[[], str]]:
-    """What a container has: a mount namespace of its own, in which the public directory was bind-mounted elsewhere.
-
-    Yields a call that asks the daemon from inside, as a client would reach it.
-    """
-    inside = public.parent / "inside"
-    inside.mkdir()
-    script = (
-        'mount --make-rprivate / && mount --bind "$0" "$1"; echo up;'
-        'while read -r line; do echo "$line" | CUDA_MPS_PIPE_DIRECTORY="$1" "$2" 2>&1 | tr "\\n" " "; echo; done'
-    )
-    process = subprocess.Popen(
-        ["unshare", "--mount", "sh", "-c", script, str(public), str(inside), str(binary)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-
-    def ask() -> str:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(f"get_{LIMIT}\n")
-        process.stdin.flush()
-        return process.stdout.readline().strip()
-
-    assert process.stdout.readline() == "up\n"
-    try:
-        yield ask
-    finally:
-        process.stdin.close()
-        process.wait()
-        process.stdout.close()
-
-
-def test_a_bind_mounted_directory_is_shut_until_the_limits_are_in_force_and_outlives_a_restart(
-    host: RealDaemonHost, start: Starter
-) -> None:
-    """A container that has the public directory mounted sees the links come and go, and needs no new mount."""
+def test_setters_of_root_go_to_the_socket_for_them_from_550_on(host: RealDaemonHost, version: int) -> None:
     host.desired(DeviceMemoryLimit="900M")
-    first = host.begin()
-    public = host.pipe_root / "0"
-    with container(public, start.binary) as ask:
-        first.wait_until_it_answers()
-        assert "Cannot find MPS control daemon process" in ask()
-        apply.apply(host.world, "0", first.pid)
-        assert ask() == "900M"
-        first.end()
-        pipe.close_door(public)
-        second = host.begin()
-        second.wait_until_it_answers()
-        assert "Cannot find MPS control daemon process" in ask()
-        apply.apply(host.world, "0", second.pid)
-        assert ask() == "900M"
-
-
-def test_setters_need_the_second_link_from_550_on(host: RealDaemonHost, version: int) -> None:
-    public = host.desired(DeviceMemoryLimit="900M")
     daemon = host.bring_up()
-    through = control.FrontEnd(public, binary=daemon.binary)
-    through.ask([f"set_{LIMIT} 800M"])
-    assert limit_of(daemon) == ["800M"]
-    (public / "control_privileged").unlink()
-    (said,) = through.ask([f"set_{LIMIT} 700M"])
+    (host.own() / "control_privileged").unlink()
+    (said,) = daemon.front_end().ask([f"set_{LIMIT} 700M"])
     if version < 550:
         assert limit_of(daemon) == ["700M"]
     else:
         assert "Insufficient privileges" in said[0]
-        assert limit_of(daemon) == ["800M"]
+        assert limit_of(daemon) == ["900M"]
+
+
+def test_a_daemon_that_is_closed_to_others_goes_on_and_ends_as_before(host: RealDaemonHost) -> None:
+    host.desired(DeviceMemoryLimit="900M", StopTimeoutSec=5)
+    daemon = host.bring_up()
+    assert pipe.is_closed(host.own())
+    assert limit_of(daemon) == ["900M"]
+    assert stop.stop(host.world, "0", daemon.pid)
+    assert daemon.process.wait() == 0
+
+
+def test_no_daemon_starts_on_the_public_directory(host: RealDaemonHost, start: Starter) -> None:
+    """A directory has the name of its lock: it ends, and the front door's socket and name stay."""
+    public = host.desired(DeviceMemoryLimit="900M")
+    host.stand_door()
+    by_hand = start.unanswered(public)
+    assert by_hand.process.wait(timeout=30) != 0
+    assert pipe.leads_to_door(public)
 
 
 def test_the_getter_behind_every_command_always_answers(daemon: Running) -> None:
@@ -403,22 +346,14 @@ def padded(root: Path, length: int) -> Path:
     return root / ("d" * (length - len(str(root)) - 1))
 
 
-def test_the_longest_public_directory_that_is_let_through_can_be_served(start: Starter) -> None:
-    public = padded(start.root, DAEMON_DIRECTORY_MAX_BYTES - 1 - PRIVATE_NAME_BYTES)
-    check_pipe_directory(str(public))
-    private = pipe.new_private(public)
-    assert len(str(private)) == DAEMON_DIRECTORY_MAX_BYTES
-    daemon = start(private)
-    pipe.open_door(public, private)
-    assert control.FrontEnd(public, binary=daemon.binary).ask(["get_default_client_priority"]) == [["0"]]
-
-
-def test_one_byte_more_is_refused_and_could_not_be_served(start: Starter) -> None:
-    public = padded(start.root, DAEMON_DIRECTORY_MAX_BYTES - PRIVATE_NAME_BYTES)
-    with pytest.raises(BadValue, match="shorten it by 1"):
-        check_pipe_directory(str(public))
-    daemon = start.unanswered(pipe.new_private(public))
-    assert daemon.process.wait(timeout=30) == 1
+def test_the_longest_directory_that_a_daemon_can_serve(start: Starter) -> None:
+    """The longest of ours is shorter: that of an instance with the longest name (tests/unit/mpsctl)."""
+    longest = padded(start.root, DAEMON_DIRECTORY_MAX_BYTES)
+    pipe.make(longest)
+    assert start(longest).front_end().ask(["get_default_client_priority"]) == [["0"]]
+    too_long = padded(start.root, DAEMON_DIRECTORY_MAX_BYTES + 1)
+    pipe.make(too_long)
+    assert start.unanswered(too_long).process.wait(timeout=30) == 1
 
 
 def test_a_directory_that_nobody_serves_is_unreachable(start: Starter) -> None:

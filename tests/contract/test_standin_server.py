@@ -91,12 +91,15 @@ def test_a_quit_takes_server_and_clients_with_it(simulation: Simulation) -> None
     assert client.exit_code() == 7
 
 
-def test_a_server_never_outlives_a_daemon_that_was_killed(simulation: Simulation) -> None:
+@pytest.mark.parametrize("order", ["", "answers=no", "start_delay_s=600"])
+def test_a_server_never_outlives_a_daemon_that_was_killed(simulation: Simulation, order: str) -> None:
+    simulation.order(order)
     daemon = simulation.start()
-    client = simulation.client()
-    assert client.outcome == "client"
+    simulation.ask("start_server -uid 0")
+    eventually(simulation.servers, "no server was started")
+    (server,) = simulation.servers()
     daemon.end()
-    assert client.exit_code() == 7
+    eventually(lambda: hardware.mps_program(server) is None, "the server lives on")
 
 
 def test_a_multi_user_server_takes_everyone(simulation: Simulation, version: int) -> None:

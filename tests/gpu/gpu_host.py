@@ -173,7 +173,7 @@ def kill_daemon_and_wait(host: Host, quiet: bool = False) -> float:
     said = host.run(
         "kill -9 $(systemctl show -p MainPID --value mps-control@0); s=$(date +%s.%N);"
         " for i in $(seq 1000); do x=$(echo get_default_device_pinned_mem_limit 0 |"
-        " CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps/0 nvidia-cuda-mps-control 2>/dev/null);"
+        " CUDA_MPS_PIPE_DIRECTORY=/run/mps-fleet/0/pipe nvidia-cuda-mps-control 2>/dev/null);"
         ' [ -n "$x" ] && break; sleep 0.01; done; e=$(date +%s.%N);'
         " /usr/bin/python3 -c \"print('limit', '$x', 'after', round($e - $s, 3), 's')\"",
         quiet=quiet,

@@ -148,7 +148,7 @@ def limits(host: Host) -> None:
     with clients(worker):
         host.run(
             "echo set_default_device_pinned_mem_limit 0 20M |"
-            f" {PIPE}=/run/nvidia-mps/0 nvidia-cuda-mps-control; mpsctl status 0 | tail -3",
+            f" {PIPE}=/run/mps-fleet/0/pipe nvidia-cuda-mps-control; mpsctl status 0 | tail -3",
             check=False,
         )
         named(host, "changed limit", {"memory-limit": "20M"}, {"not-as-desired"})
@@ -160,7 +160,9 @@ def limits(host: Host) -> None:
 def servers(host: Host) -> None:
     print("-- a killed server")
     victim = Client(host, "victim")
-    server = host.run(f"echo get_server_list | {PIPE}=/run/nvidia-mps/0 nvidia-cuda-mps-control", quiet=True).split()
+    server = host.run(
+        f"echo get_server_list | {PIPE}=/run/mps-fleet/0/pipe nvidia-cuda-mps-control", quiet=True
+    ).split()
     host.run(f"kill -9 {server[0]}")
     soft("its client sees 806", victim.line(1).get("code") == 806, victim.line(1))
     named(host, "killed server", {"server-exits": "ended under"}, {"server-gone"})

@@ -69,7 +69,7 @@ def limit(number: int) -> str:
             capture_output=True,
             text=True,
             check=False,
-            env={**os.environ, "CUDA_MPS_PIPE_DIRECTORY": f"/run/nvidia-mps/{number}"},
+            env={**os.environ, "CUDA_MPS_PIPE_DIRECTORY": f"/run/mps-fleet/{number}/pipe"},
         )
         answer = done.stdout.strip()
         if "Cannot find MPS control daemon" in done.stdout + done.stderr:

@@ -96,7 +96,7 @@ class Rollout:
 
 
 def found_on(host: LabHost) -> Found:
-    pipes = [f"CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps/{gpu}" for gpu in range(GPUS)]
+    pipes = [f"CUDA_MPS_PIPE_DIRECTORY=/run/mps-fleet/{gpu}/pipe" for gpu in range(GPUS)]
     asks = [
         f"ask {pipe} {getter}"
         for pipe in pipes

@@ -28,7 +28,7 @@ def prove_verify(fleet: Rollout, folder: Path) -> None:
     # It prints a number once it was served, and nothing while another front-end is, as while the health timer looks.
     changed.run(
         'until [ -n "$(echo set_default_active_thread_percentage 7 |'
-        ' CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps/0 nvidia-cuda-mps-control)" ]; do sleep 0.2; done'
+        ' CUDA_MPS_PIPE_DIRECTORY=/run/mps-fleet/0/pipe nvidia-cuda-mps-control)" ]; do sleep 0.2; done'
     )
     exclusive.run("systemctl disable --now mps-control@0")
     bare.run("mpsctl remove")

@@ -9,13 +9,10 @@ import pytest
 
 testinfra_hosts = ["ansible://daemon_550"]
 
-UNIT, PIPE = "mps-control@0", "/run/nvidia-mps/0"
+UNIT, PUBLIC, PIPE = "mps-control@0", "/run/nvidia-mps/0", "/run/mps-fleet/0/pipe"
+DOOR = "mps-front-door@0.socket"
 Untouched = Callable[..., AbstractContextManager[None]]
 Eventually = Callable[..., None]
-
-
-def private_directories(host: Any) -> list[str]:
-    return list(host.run(f"ls -d {PIPE}/.[A-Za-z0-9_-]*").stdout.split())
 
 
 @pytest.mark.parametrize("process", ["main", "control"])
@@ -24,7 +21,7 @@ def test_killed_at_a_moment_of_its_start(
 ) -> None:
     """Fault: the daemon, or the command of ours that works on its start, is killed at a moment of the start
 
-    Happens: the start fails, the front door stays closed: no client finds a daemon without its limits
+    Happens: the start fails, the front door lets nobody in: no client comes to a daemon without its limits
     Heals: systemd starts it again at once
     Tried: SIGKILL 0, 20, 50, 100, 200 and 400 ms after `systemctl start`, for the daemon and for `mpsctl`
     """
@@ -35,7 +32,6 @@ def test_killed_at_a_moment_of_its_start(
                 f" systemctl kill --kill-who={process} --signal=KILL {UNIT}"
             )
             eventually(f"it is back after {moment_s}", lambda: as_desired("0"))
-            assert len(private_directories(host)) == 1
 
 
 def test_killed_in_a_loop(
@@ -122,7 +118,7 @@ def test_unresponsive_where_a_restart_is_desired(
         host.run("systemctl start mps-health.timer")
 
 
-@pytest.mark.parametrize("what", [PIPE, f"{PIPE}/.*/control*", f"{PIPE}/control {PIPE}/control_privileged"])
+@pytest.mark.parametrize("what", [PIPE, f"{PIPE}/control*"])
 def test_pipe_directory_removed(
     host: Any,
     what: str,
@@ -132,22 +128,65 @@ def test_pipe_directory_removed(
     daemons: Callable[[], set[int]],
     told: Callable[..., None],
 ) -> None:
-    """Fault: the pipe directory, its sockets or the links to them are removed under a live daemon
+    """Fault: the daemon's own directory or its sockets are removed under a live daemon
 
-    Happens: the daemon lives on and nobody reaches it; each verb says so; other instances are well
-    Heals: `systemctl restart`, which ends the orphan first: there is never a second daemon beside it. Where only the
-    links are gone a reload is enough
-    Tried: each of the three removed, each verb, then the restart or reload
+    Happens: the daemon lives on and nobody reaches it; clients wait at the front door; each verb says so; other
+    instances are well
+    Heals: `systemctl restart`, which ends the orphan first: there is never a second daemon beside it
+    Tried: both removed, each verb, then the restart
     """
     daemon = pid("0")
     with untouched("1"):
         host.run(f"rm -rf {what}")
         told("0", well=["1"])
-        links_only = what.startswith(f"{PIPE}/control ")
-        assert host.run(f"systemctl {'reload' if links_only else 'restart'} {UNIT}").rc == 0
+        assert host.run(f"systemctl restart {UNIT}").rc == 0
         assert as_desired("0")
-        assert (pid("0") == daemon) == links_only
+        assert pid("0") != daemon
         assert daemons() == {pid("0"), pid("1")}
+
+
+@pytest.mark.parametrize("what", [f"rm -rf {PUBLIC}", f"rm {PUBLIC}/front-door", f"rm {PUBLIC}/control"])
+@pytest.mark.parametrize("how", ["by site.yml", "by hand"])
+def test_front_door_removed(
+    host: Any,
+    what: str,
+    how: str,
+    untouched: Untouched,
+    as_desired: Callable[..., bool],
+    told: Callable[..., None],
+    play: Callable[..., Any],
+) -> None:
+    """Fault: the public pipe directory, the front door's socket in it or the name that leads to it is removed
+
+    Happens: clients that come find nobody and run outside MPS; each verb says so; the daemon and its clients go on
+    Heals: `site.yml`, or `systemctl restart mps-front-door@0.socket`; no daemon is restarted
+    Tried: each of the three removed, each verb, then each of the two
+    """
+    with untouched("0", "1") if how == "by site.yml" else untouched("1"):
+        assert host.run(what).rc == 0
+        told("0", "front-door", well=["1"])
+        if how == "by site.yml":
+            done = play()
+            assert done.returncode == 0, done.stdout
+        else:
+            assert host.run(f"systemctl stop mps-front-door@0.service; systemctl restart {DOOR}").rc == 0
+        assert as_desired("0")
+
+
+def test_front_door_killed(host: Any, untouched: Untouched, eventually: Eventually) -> None:
+    """Fault: the front door's service is killed again and again
+
+    Happens: nothing to clients that work; those who come wait for the next one. systemd never closes its socket
+    Heals: systemd starts it again, as long as somebody comes
+    Tried: 20 SIGKILL within seconds, each while somebody is connected
+    """
+    connect = f"import socket; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.connect('{PUBLIC}/control')"
+    with untouched("0", "1"):
+        for _ in range(20):
+            assert host.run("python3 -c %s", f"{connect}; assert s.recv(99) == b'OUTBHELL\\0'").rc == 0
+            host.run("systemctl kill --signal=KILL mps-front-door@0.service")
+        assert host.run(f"systemctl is-active {DOOR}").stdout.strip() == "active"
+        eventually("it greets", lambda: host.run("python3 -c %s", f"{connect}; s.recv(99)").rc == 0)
 
 
 def test_small_files_aged_away(
@@ -160,14 +199,14 @@ def test_small_files_aged_away(
 ) -> None:
     """Fault: a cleaner ages `control_lock`, `log` and the pid file away under a live daemon
 
-    Happens: it answers, takes limits and is ended as before; another daemon for the same directory is never started,
-    since every start has a directory of its own; each verb names the files that are gone
+    Happens: it answers, takes limits and is ended as before; every start makes the directory anew; each verb names the
+    files that are gone
     Heals: the next start
     Tried: the three removed, each verb, a reload, a restart
     """
     with untouched("1"):
         daemon = pid("0")
-        host.run(f"cd {PIPE}/.[A-Za-z0-9_-]* && rm -f control_lock log nvidia-cuda-mps-control.pid")
+        host.run(f"cd {PIPE} && rm -f control_lock log nvidia-cuda-mps-control.pid")
         told("0", "pipe-directory-files", well=["1"])
         assert host.run(f"systemctl reload {UNIT}").rc == 0
         assert pid("0") == daemon
@@ -179,13 +218,14 @@ def test_small_files_aged_away(
 def test_stale_files(host: Any, untouched: Untouched, as_desired: Callable[..., bool]) -> None:
     """Fault: a stale pid file, lock and dead sockets lie where the daemon is to be
 
-    Happens: nothing: the new daemon has a directory of its own, the links replace the dead sockets
-    Heals: what earlier starts of ours left is removed by the start
-    Tried: sockets that nobody listens on, a pid file that names PID 1, and a directory of an earlier start
+    Happens: nothing: the new daemon gets its directory empty
+    Heals: what earlier starts of ours left, of release 0.2.0 as well, is removed by the start
+    Tried: sockets that nobody listens on, a pid file that names PID 1, and a directory of an earlier release's start
     """
     dead = (
-        f"import os, socket; os.makedirs('{PIPE}/.AAAAAAAAAAA', exist_ok=True)\n"
-        f"for place in ('{PIPE}', '{PIPE}/.AAAAAAAAAAA'):\n"
+        "import os, socket\n"
+        f"for place in ('{PIPE}', '{PUBLIC}/.AAAAAAAAAAA'): os.makedirs(place, exist_ok=True)\n"
+        f"for place in ('{PIPE}', '{PUBLIC}/.AAAAAAAAAAA'):\n"
         "    for name in ('control', 'control_privileged'): socket.socket(socket.AF_UNIX).bind(f'{place}/{name}')\n"
         "    for name in ('nvidia-cuda-mps-control.pid', 'control_lock'): open(f'{place}/{name}', 'w').write('1')\n"
     )
@@ -194,7 +234,7 @@ def test_stale_files(host: Any, untouched: Untouched, as_desired: Callable[..., 
         assert host.run("python3 -c %s", dead).rc == 0
         assert host.run(f"systemctl start {UNIT}").rc == 0
         assert as_desired("0")
-        assert len(private_directories(host)) == 1
+        assert not host.file(f"{PUBLIC}/.AAAAAAAAAAA").exists
 
 
 def test_foreign_daemon_on_the_directory(
@@ -209,8 +249,10 @@ def test_foreign_daemon_on_the_directory(
     Happens: ours is not started beside it; `status` says that the unit does not run, its journal names the foreign
     daemon's pid and the command that ends it; it is left alone
     Heals: by itself, as soon as the foreign daemon has been ended
-    Tried: one started by hand on the directory, `systemctl start`, its `quit`
+    Tried: one started by hand on the daemon's own directory, `systemctl start`, its `quit`. On the public directory
+    none can be started: the front door keeps its lock
     """
+    assert host.run(f"CUDA_MPS_PIPE_DIRECTORY={PUBLIC} nvidia-cuda-mps-control -d </dev/null").rc != 0
     by_hand = f"CUDA_MPS_PIPE_DIRECTORY={PIPE}"
     with untouched("1"):
         assert host.run(f"systemctl stop {UNIT}; mkdir -p {PIPE}").rc == 0
@@ -218,7 +260,7 @@ def test_foreign_daemon_on_the_directory(
         assert host.run(f"{by_hand} nvidia-cuda-mps-control -d </dev/null >/dev/null 2>&1").rc == 0
         (foreign,) = daemons() - ours
         host.run(f"systemctl start --no-block {UNIT}")
-        said = f"a control daemon (pid {foreign}) that this unit did not start serves {PIPE}"
+        said = f"a control daemon (pid {foreign}) that this unit did not start serves {PUBLIC}"
         eventually("it is named", lambda: said in host.run(f"journalctl -u {UNIT} -o cat --no-pager -n 50").stdout)
         assert host.run("mpsctl status 0").rc == 1
         assert daemons() == {foreign, *ours}

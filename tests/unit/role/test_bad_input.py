@@ -68,7 +68,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
         "write 20G",
     ),
     "own-typo": ({INSTANCES: [{"name": "a", "gpus": ["0"], "gpu": 1}]}, f"{INSTANCES}[a]", "did you mean gpus?"),
-    "pipe-long": ({"mps_pipe_root": LONG + "/x"}, "mps_pipe_root", "87"),
+    "pipe-long": ({"mps_pipe_root": LONG + "/x"}, "mps_pipe_root", "at most 74 bytes"),
     "pipe-long-name": (
         {"mps_pipe_root": LONG[:50], INSTANCES: [{"name": "n" * 30, "gpus": ["0"]}]},
         "mps_pipe_root",

@@ -13,6 +13,8 @@ from mpsctl.model.instance_file import parse_conf
 PLACES = {
     "_mps_program": "/usr/local/bin/mpsctl",
     "_mps_unit": "/etc/systemd/system/mps-control@.service",
+    "_mps_door_socket": "/etc/systemd/system/mps-front-door@.socket",
+    "_mps_door_service": "/etc/systemd/system/mps-front-door@.service",
     "_mps_health_service": "/etc/systemd/system/mps-health.service",
     "_mps_health_timer": "/etc/systemd/system/mps-health.timer",
 }
@@ -72,10 +74,31 @@ def test_the_timeouts_reach_unit_and_file() -> None:
 
 
 @pytest.mark.parametrize("root", ["/run/nvidia-mps", "/run/other/mps", "/var/lib/mps-pipes"])
-def test_a_unit_has_the_runtime_directory_of_the_pipe_root(root: str) -> None:
-    unit = _request(pipe_root=root)["files"][0]["content"]
-    lines = [line for line in unit.splitlines() if line.startswith("RuntimeDirectory=")]
-    assert lines == ([f"RuntimeDirectory={root.removeprefix('/run/')}/%i"] if root.startswith("/run/") else [])
+def test_the_front_door_stands_at_the_pipe_root_and_no_unit_removes_that_directory(root: str) -> None:
+    files = {file["path"].rpartition("/")[2]: file["content"] for file in _request(pipe_root=root)["files"]}
+    socket = files["mps-front-door@.socket"].splitlines()
+    assert f"ListenSequentialPacket={root}/%i/front-door" in socket
+    assert f"ExecStartPost=/bin/ln -sfn front-door {root}/%i/control" in socket
+    for content in files.values():
+        assert not [line for line in content.splitlines() if line.startswith(("RuntimeDirectory=", "RemoveOnStop="))]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("TriggerLimitIntervalSec=0", "systemd closes a socket whose service starts often"),
+        ("SocketMode=0666", "a permission would be a silent way past MPS"),
+        ("IgnoreOnIsolate=yes", "isolate would leave clients without MPS"),
+        ("WantedBy=sockets.target", "it stands from boot on"),
+    ],
+)
+def test_nothing_closes_the_front_doors_socket(line: str, why: str) -> None:
+    files = {file["path"].rpartition("/")[2]: file["content"] for file in _request()["files"]}
+    assert line in files["mps-front-door@.socket"].splitlines(), why
+    assert "StartLimitIntervalSec=0" in files["mps-front-door@.service"].splitlines()
+    assert not [
+        line for line in files["mps-front-door@.socket"].splitlines() if line.startswith(("Accept=", "MaxConn"))
+    ]
 
 
 def test_the_policy_for_clients_without_their_limit_reaches_the_file() -> None:

@@ -36,6 +36,8 @@ ORDERS = "/run/mps-lab/standin-server"
 FROM_CLIENT, TO_CLIENT = b"SIMULATED-CLIENT\0", b"STAND-IN-SERVER\0"
 _CREDENTIALS, _SERVER, _READY = b"OUTBCRED\0", b"\1\0\0\0", b"\0\0\0\0"
 _ACTIVE = 1
+_DAEMON_NAME = "nvidia-cuda-mps-control"[:15]
+"""As the kernel cuts it."""
 _LOOK_S = 0.05
 
 
@@ -76,6 +78,16 @@ def stand_still(daemon: int, how_long: Callable[[], bool]) -> None:
         time.sleep(_LOOK_S)
 
 
+def starter() -> int:
+    """The daemon that started it, or 0 where that has ended already and another process has taken its place."""
+    parent = os.getppid()
+    try:
+        name = Path(f"/proc/{parent}/comm").read_text().strip()
+    except OSError:
+        return 0
+    return parent if name == _DAEMON_NAME else 0
+
+
 def ordered_not_to_answer() -> bool:
     return orders().get("answers") == "no"
 
@@ -83,10 +95,11 @@ def ordered_not_to_answer() -> bool:
 class Server:
     """The server of one daemon, from its start on. ``percentage`` and ``limits`` (bytes by device) are the daemon's."""
 
-    def __init__(self, control: socket.socket, counts_clients: bool) -> None:
+    def __init__(self, control: socket.socket, daemon: int, counts_clients: bool) -> None:
+        """``daemon``: the process that started it; ``counts_clients``: it asks how many there are, as from 550 on."""
         self._control = control
         self._counts_clients = counts_clients
-        self._daemon = os.getppid()
+        self._daemon = daemon
         self._ways: dict[int, Way] = {}
         self.percentage = b""
         self.limits: dict[int, bytes] = {}
@@ -242,13 +255,15 @@ def _heard(connection: socket.socket) -> tuple[bytes, int]:
 def main() -> int:
     """Serve the daemon that started it; 0 when it was told to end, 1 where the daemon is not there."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    time.sleep(float(orders().get("start_delay_s", "0")))
+    ready_at_s = time.monotonic() + float(orders().get("start_delay_s", "0"))
+    daemon = starter()
     directory = Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
+        stand_still(daemon, lambda: time.monotonic() < ready_at_s)
         control.connect(str(directory / "control"))
         # 535 makes no pid file, and asks for the end of a server in another way than later ones
-        server = Server(control, (directory / "nvidia-cuda-mps-control.pid").exists())
+        server = Server(control, daemon, (directory / "nvidia-cuda-mps-control.pid").exists())
         server.become_ready()
         server.serve()
     except (Gone, OSError) as problem:
