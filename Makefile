@@ -23,7 +23,7 @@ demo: setup ## set everything up, boot a small fleet with simulated GPUs, put MP
 
 .PHONY: test
 test: setup lint unit ## everything that must hold: style, units, contracts, real systemd hosts
-	@$(MAKE) -j3 controllers molecule sentences
+	@$(MAKE) -j4 contract controllers molecule sentences  # they wait more than they compute
 
 .PHONY: setup
 setup: $(VENV)/.complete ## install what the rest needs (apt packages, a Python environment in .venv)
@@ -40,17 +40,20 @@ lint: setup ## ruff, mypy --strict, yamllint, ansible-lint (production profile)
 	ansible-lint --offline --strict
 
 .PHONY: unit
-unit: setup lab-parts ## unit tests, and contract tests against NVIDIA's control daemons 535, 550 and 555
+unit: setup lab-parts ## unit tests
 	pytest -q -n 2 tests/unit
+
+.PHONY: contract
+contract: setup lab-parts ## contract tests against NVIDIA's control daemons 535, 550 and 555
 	pytest -q tests/contract
 
 .PHONY: sentences
-sentences: setup ## no code reads a sentence: all unit tests but those of wording and those that make none, with every sentence replaced by an id
+sentences: setup ## no code reads a sentence: the unit tests of mpsctl with every sentence replaced by an id
 	CI=true MPSCTL_MESSAGES=ids pytest -q tests/unit/mpsctl
 
 .PHONY: controllers
 controllers: setup lab-parts ## whole lab hosts: the oldest and the newest Ansible; a rollout that stops; runs that are killed; a real GPU's stand-in
-	pytest -q tests/lab
+	pytest -q -n 2 --dist loadfile tests/lab
 
 .PHONY: molecule
 molecule: setup lab-parts ## the scenarios `default`, `reboot` and `faults` on real systemd hosts

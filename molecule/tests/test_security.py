@@ -50,9 +50,7 @@ def test_a_local_user_cannot_put_anything_in_our_place(somebody: Callable[..., A
     assert somebody(f"ln -sfn /tmp/mine {PIPE}/control").rc != 0
 
 
-@pytest.mark.parametrize(
-    "path", ["/run/mps-fleet/0/daemon.env", "/run/mps-fleet/0/session.lock", "/run/mps-fleet/0/admission.lock"]
-)
+@pytest.mark.parametrize("name", ["daemon.env", "session.lock", "admission.lock"])
 def test_a_local_user_cannot_read_or_hold_what_is_ours_alone(
     host: Any, somebody: Callable[..., Any], name: str
 ) -> None:

@@ -24,6 +24,7 @@ def run(root: Path, binary: Path, main_pid: int, arguments: list[str]) -> int:
         host = RealDaemonHost(Starter(binary, root, stack))
         unit = host.systemd.unit("mps-control@0.service")
         unit.main_pid, unit.active_state, unit.sub_state, unit.enabled = main_pid, "active", "running", True
+        host.show_door()
         hardware.binary = lambda name: binary if name == hardware.CONTROL_DAEMON else Path("/usr/sbin") / name
 
         def made(**given: object) -> World:

@@ -6,7 +6,6 @@ import signal
 
 import pytest
 
-from mpsctl.adapters import log_fifo
 from mpsctl.checks.judgement import VERIFY
 from mpsctl.checks.report import report
 from mpsctl.model.finding import CRITICAL, OK, UNKNOWN, Check
@@ -31,13 +30,12 @@ def checks(host: RealDaemonHost) -> dict[str, Check]:
     return {one.name: one for one in report(seen, VERIFY).instances["0"]}
 
 
-def test_a_daemon_in_the_desired_state_passes(host: RealDaemonHost, daemon: Running, version: int) -> None:
+@pytest.mark.usefixtures("daemon")
+def test_a_daemon_in_the_desired_state_passes(host: RealDaemonHost) -> None:
     found = checks(host)
     passed = {name for name, one in found.items() if one.level == OK}
-    # Its parent is this test, not systemd; and before 550 everybody may change limits.
-    amiss = {"main-process"} | ({"limits-guarded"} if version < 550 else set())
-    amiss |= set() if log_fifo.is_closed(daemon.pipe_directory) else {"daemon-log"}
-    assert set(found) - passed == amiss, [one for one in found.values() if one.level != OK]
+    # Its parent is this test, not systemd.
+    assert set(found) - passed == {"main-process"}, [one for one in found.values() if one.level != OK]
 
 
 @pytest.mark.parametrize("name", ["log", "control_lock"])

@@ -720,6 +720,11 @@ class Host:
             listener.bind(str(door))
         door.chmod(0o666)
         files.replace_symlink(public / "control", "front-door")
+        self.show_door(name, public)
+
+    def show_door(self, name: str = "0", public: Optional[Path] = None) -> None:
+        """systemd shows the socket's unit as it is while the socket listens."""
+        door = (public or self.pipe_root / name) / "front-door"
         unit = self.systemd.unit(door_unit(name))
         unit.active_state, unit.sub_state, unit.enabled = "active", "listening", True
         unit.listen = f"{door} (SequentialPacket)"
