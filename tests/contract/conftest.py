@@ -8,8 +8,9 @@ from typing import Iterator
 
 import pytest
 
+from mpsctl.adapters import procfs
 from mpslab.places import places
-from real_daemon import RealDaemonHost, Running, Starter, short_directory
+from real_daemon import RealDaemonHost, Running, Starter, own_processes, short_directory
 from simulated import Simulation
 
 CONTROL_DAEMON = "nvidia-cuda-mps-control"
@@ -61,6 +62,13 @@ def served(binary: Path) -> Iterator[Simulation]:
         made.start()
         made.ready()
         yield made
+
+
+@pytest.fixture(autouse=True)
+def beside_lab_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemons of lab hosts that run at the same time are none of this machine's."""
+    every = procfs.pids
+    monkeypatch.setattr(procfs, "pids", lambda: own_processes(every()))
 
 
 @pytest.fixture

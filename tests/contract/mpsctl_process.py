@@ -12,11 +12,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from mpsctl.adapters import hardware
+from mpsctl.adapters import hardware, procfs
 from mpsctl.cli import main
 from mpsctl.store import world
 from mpsctl.store.world import World
-from real_daemon import RealDaemonHost, Starter
+from real_daemon import RealDaemonHost, Starter, own_processes
 
 
 def run(root: Path, binary: Path, main_pid: int, arguments: list[str]) -> int:
@@ -25,6 +25,8 @@ def run(root: Path, binary: Path, main_pid: int, arguments: list[str]) -> int:
         unit = host.systemd.unit("mps-control@0.service")
         unit.main_pid, unit.active_state, unit.sub_state, unit.enabled = main_pid, "active", "running", True
         host.show_door()
+        every = procfs.pids
+        procfs.pids = lambda: own_processes(every())
         hardware.binary = lambda name: binary if name == hardware.CONTROL_DAEMON else Path("/usr/sbin") / name
 
         def made(**given: object) -> World:

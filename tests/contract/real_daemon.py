@@ -10,9 +10,10 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Iterator, Optional
+from typing import Iterable, Iterator, Optional
 
 from fakes import Host, h200
+from mpsctl.adapters import procfs
 from mpsctl.adapters.control_daemon import Daemon, FrontEnd
 from mpsctl.lifecycle import apply, prepare
 from mpsctl.model.errors import NotReady

@@ -178,6 +178,10 @@ def front_door(view: View) -> Finding:
         line = "the front door lets clients in though the instance is drained"
         return failed(line, "closed while it is drained", reload(one), mends=RELOAD)
     if one.door_open:
+        told = door.admission
+        if told is not None and one.desired is not None and told.wait_s != one.desired.client_wait_s:
+            line = f"clients wait up to {told.wait_s} s at the front door"
+            return warned(line, f"up to {one.desired.client_wait_s} s", reload(one), mends=RELOAD)
         return passed(f"{one.public} leads to the daemon")
     line = f"the front door of {one.public} lets nobody in: clients wait, or are refused with error 805"
     reasons = [Reason("front-door-closed", line)]
@@ -198,7 +202,9 @@ def _no_door(door: facts.DoorFacts, public: Path) -> Optional[Finding]:
     if not unit.active or not door.leads:
         what = f"{unit.name} is {unit.active_state}" if not unit.active else f"{public}/control does not lead to it"
         line = f"there is no front door: {what}; what uses CUDA on {public} now runs outside MPS"
-        remedy = f"systemctl restart {pasted(unit.name)}; where it is not found, site.yml"
+        service = unit.name.replace(".socket", ".service")
+        by_hand = f"systemctl stop {pasted(service)}; systemctl restart {pasted(unit.name)}"
+        remedy = f"{by_hand}; where they are not found, site.yml"
         reasons = [Reason("front-door-gone", line, remedy)]
         return failed(line, "a front door", remedy, reasons=reasons, mends=CONVERGE)
     return None

@@ -40,7 +40,10 @@ class OpenFrontDoor(Step):
     @classmethod
     def act(cls, steps: Sequence[OpenFrontDoor], context: Context) -> None:
         bytecode.keep(context.world.places)
-        call(context, "start", [step.door.name for step in steps if not step.door.active])
+        absent = [step for step in steps if not step.door.active]
+        # A socket is not started while its service runs.
+        call(context, "stop", [door_service(step.instance) for step in absent if step.instance])
+        call(context, "start", [step.door.name for step in absent])
         for step in steps:
             if step.door.active and (step.public / pipe.DOOR).is_socket():
                 files.replace_symlink(step.public / pipe.PUBLIC_NAME, pipe.DOOR)

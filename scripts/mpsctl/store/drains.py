@@ -57,11 +57,12 @@ def read(world: World, name: str) -> Optional[Drain]:
 
 
 def mark(world: World, name: str, of_this_run: bool = False, why: str = "", refuse: bool = False) -> Drain:
-    """Mark an instance as drained, and by whom; a mark that is in force stays as it is, but for ``refuse``."""
+    """Mark an instance as drained, and by whom. A mark that is in force stays, and refuses from now on where that is
+    asked for; only `undrain` takes it back."""
     known = read(world, name)
     if known is not None and (of_this_run or known.run_pid is None):
-        if not of_this_run and known.refuse != refuse:
-            known = replace(known, refuse=refuse)
+        if refuse and not known.refuse:
+            known = replace(known, refuse=True)
             files.write(_path(world, name), json.dumps(asdict(known)) + "\n", lasting=False)
         return known
     pid = os.getpid() if of_this_run else None

@@ -28,7 +28,7 @@ CAUSES: Mapping[str, Cause] = {
     "front-door-gone": Cause(
         "nobody listens where clients look for the daemon: the socket's unit is stopped, masked or was never started,"
         " or its files were removed. CUDA then runs outside MPS and says nothing",
-        "`systemctl restart mps-front-door@INSTANCE.socket`; where systemd does not know it, run site.yml",
+        "run site.yml; or stop mps-front-door@INSTANCE.service and restart mps-front-door@INSTANCE.socket",
     ),
     "unknown-greeting": Cause(
         "the control daemon greets its clients with words that the front door does not know, so every client is refused"
