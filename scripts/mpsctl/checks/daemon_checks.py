@@ -11,6 +11,7 @@ from mpsctl.checks.unit_checks import as_root, no_daemon, reload, restart
 from mpsctl.model.finding import CONVERGE, PERSON, RELOAD, Reason
 from mpsctl.model.foreign import pasted, shown
 from mpsctl.observe import daemons, facts, process_facts
+from mpsctl.observe.door_facts import DoorFacts
 from mpsctl.observe.facts import InstanceFacts
 
 
@@ -188,7 +189,7 @@ def front_door(view: View) -> Finding:
     return failed(line, "clients are let in", reload(one), reasons=reasons, mends=RELOAD)
 
 
-def _no_door(door: facts.DoorFacts, public: Path) -> Optional[Finding]:
+def _no_door(door: DoorFacts, public: Path) -> Optional[Finding]:
     """What is wrong with the socket that clients look for, or None."""
     unit = door.unit
     if unit.load_state == "masked":

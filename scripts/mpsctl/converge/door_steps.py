@@ -11,7 +11,7 @@ from mpsctl.converge.answer import Difference, state
 from mpsctl.converge.step import Context, Step
 from mpsctl.converge.unit_steps import call, restart_doors
 from mpsctl.model.names import door_service, door_unit
-from mpsctl.observe.facts import UnitFacts
+from mpsctl.observe.door_facts import UnitFacts
 from mpsctl.store.world import World
 
 

@@ -16,7 +16,8 @@ from mpsctl.converge.unit_steps import give_back_modes, withhold_where_somebody_
 from mpsctl.lifecycle import stop
 from mpsctl.model.gpu import Gpu
 from mpsctl.model.instance import Instance
-from mpsctl.observe.facts import ClientFacts, UnitFacts
+from mpsctl.observe.door_facts import UnitFacts
+from mpsctl.observe.facts import ClientFacts
 from mpsctl.store import admission, drains, front_door_notes
 from mpsctl.store.world import World
 

@@ -23,7 +23,8 @@ from mpsctl.model.checked_values import REFUSE
 from mpsctl.model.errors import BadValue
 from mpsctl.model.finding import RELOAD, RESTART
 from mpsctl.model.instance import Instance
-from mpsctl.observe.facts import InstanceFacts, UnitFacts
+from mpsctl.observe.door_facts import UnitFacts
+from mpsctl.observe.facts import InstanceFacts
 from mpsctl.store import configuration, saved_compute_modes
 from mpsctl.store.world import World
 

@@ -19,7 +19,8 @@ from mpsctl.model.instance_file import parse_conf
 from mpsctl.observe import host as observed
 from mpsctl.observe import units as unit_look
 from mpsctl.observe.asked import Asked
-from mpsctl.observe.facts import GpuFacts, InstanceFacts, UnitFacts
+from mpsctl.observe.door_facts import UnitFacts
+from mpsctl.observe.facts import GpuFacts, InstanceFacts
 from mpsctl.observe.host import HostFacts
 from mpsctl.store import configuration
 from mpsctl.store.world import World

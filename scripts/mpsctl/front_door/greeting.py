@@ -81,7 +81,7 @@ class Greeting:
         return Refuse(
             words.UNKNOWN_GREETING,
             f"the control daemon (pid {daemon.pid}) greets with {shown}, expected OUTBHELL; this driver needs another"
-            " release of mps-fleet, or mps_front_door: false",
+            " release of mps-fleet",
         )
 
     def heard(self, daemon: ServedDaemon, said: bytes) -> None:

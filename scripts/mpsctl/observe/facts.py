@@ -14,11 +14,10 @@ from mpsctl.model.errors import BadValue, MpsctlError
 from mpsctl.model.fit import Card
 from mpsctl.model.gpu import Device, Gpu, Load
 from mpsctl.model.instance import Instance
+from mpsctl.observe.door_facts import DoorFacts, UnitFacts
 from mpsctl.observe.process_facts import GpuProcess, Obstacle
-from mpsctl.store.admission import OPEN, Admission
 from mpsctl.store.desired_values import DesiredValue
 from mpsctl.store.drains import Drain
-from mpsctl.store.front_door_notes import Notes
 
 NOT_TOLD, NO_RIGHT, NO_ANSWER, ABSENT = "not told", "no right", "no answer", "absent"
 
@@ -56,30 +55,6 @@ class GpuFacts:
 
     def load(self, uuid: str) -> Load:
         return self.loads.get(uuid, Load())
-
-
-@dataclass(frozen=True)
-class UnitFacts:
-    """A unit as systemd shows it. Moments are seconds since boot, None where systemd does not tell."""
-
-    name: str
-    load_state: str = "not-found"
-    active_state: str = "unknown"
-    sub_state: str = "unknown"
-    result: str = ""
-    main_pid: int = 0
-    restarts: int = 0
-    enabled: bool = False
-    needs_daemon_reload: bool = False
-    invocation: str = ""
-    active_since_s: Optional[float] = None
-    listens_on: Optional[Path] = None
-    """of a socket unit: its path"""
-
-    @property
-    def active(self) -> bool:
-        """Up, whether or not its limits are just being set anew."""
-        return self.active_state in ("active", "reloading")
 
 
 @dataclass(frozen=True)
@@ -297,35 +272,6 @@ class Waiting:
     pid: int
     uid: int
     command: str
-
-
-@dataclass(frozen=True)
-class DoorFacts:
-    """The front door of an instance: its socket's unit, and whether the name that clients look for leads to the socket
-    (``leads``). ``admission`` is what the door was told last, None where nothing that can be read was; ``notes`` is
-    what the door wrote down."""
-
-    unit: UnitFacts
-    leads: bool
-    admission: Optional[Admission] = None
-    notes: Notes = field(default_factory=Notes)
-
-    @property
-    def stands(self) -> bool:
-        """Whether somebody listens where clients look."""
-        return self.leads and self.unit.active
-
-    @property
-    def lets_in_to(self) -> int:
-        """The pid of the daemon to which clients are passed on; 0 while they are not."""
-        told = self.admission
-        return told.daemon.pid if told is not None and told.state == OPEN and told.daemon is not None else 0
-
-    @property
-    def directory(self) -> Optional[Path]:
-        """The daemon's own directory, as the door was told."""
-        told = self.admission
-        return Path(told.daemon.pipe_directory) if told is not None and told.daemon is not None else None
 
 
 @dataclass

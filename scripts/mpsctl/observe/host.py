@@ -20,7 +20,8 @@ from mpsctl.model.places import FINGERPRINT, Places
 from mpsctl.observe import daemons, gpus, instance, units
 from mpsctl.observe.asked import HEALTH_TIMER, Asked, unit_of, units_of
 from mpsctl.observe.daemons import MpsProcesses
-from mpsctl.observe.facts import NO_ANSWER, DaemonProcess, GpuFacts, InstanceFacts, UnitFacts, Unread
+from mpsctl.observe.door_facts import UnitFacts
+from mpsctl.observe.facts import NO_ANSWER, DaemonProcess, GpuFacts, InstanceFacts, Unread
 from mpsctl.observe.instance import Journal, Surroundings
 from mpsctl.store import configuration, saved_compute_modes
 from mpsctl.store.world import World

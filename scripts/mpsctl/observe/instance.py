@@ -17,16 +17,15 @@ from mpsctl.model.instance import Instance
 from mpsctl.model.names import DOOR_PREFIX
 from mpsctl.observe import daemons, facts, gpu_processes, process_facts, reachability, servers, units
 from mpsctl.observe.daemons import MpsProcesses
+from mpsctl.observe.door_facts import DoorFacts, UnitFacts
 from mpsctl.observe.facts import (
     NO_ANSWER,
     NO_RIGHT,
     Answer,
-    DoorFacts,
     GpuFacts,
     InstanceFacts,
     MainProcess,
     SessionHolder,
-    UnitFacts,
     Unread,
     Waiting,
 )

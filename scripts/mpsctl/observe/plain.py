@@ -10,7 +10,8 @@ from mpsctl.model.errors import BadValue
 from mpsctl.model.foreign import line, shown
 from mpsctl.model.gpu import Device
 from mpsctl.model.quantity import Quantity
-from mpsctl.observe.facts import Answer, GpuFacts, InstanceFacts, UnitFacts, Value
+from mpsctl.observe.door_facts import UnitFacts
+from mpsctl.observe.facts import Answer, GpuFacts, InstanceFacts, Value
 from mpsctl.observe.process_facts import GpuProcess
 
 _LEFT_OUT: Mapping[type, tuple[str, ...]] = {InstanceFacts: ("log",), GpuProcess: ("variables",)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Mapping, Optional, Sequence
 
-from mpsctl.observe.facts import UnitFacts
+from mpsctl.observe.door_facts import UnitFacts
 from mpsctl.store.world import World
 
 UNKNOWN = "unknown"

@@ -26,7 +26,8 @@ from mpsctl.converge.request import File
 from mpsctl.converge.step import Context, Occupied, Step, dependent, withhold
 from mpsctl.converge.unit_steps import Enable, Reload, ReloadSystemd, Restart, RestartUnit, Start
 from mpsctl.model.instance_file import parse_conf
-from mpsctl.observe.facts import ClientFacts, UnitFacts
+from mpsctl.observe.door_facts import UnitFacts
+from mpsctl.observe.facts import ClientFacts
 
 
 def every_class() -> list[type[Step]]:

@@ -113,7 +113,7 @@ class Handshake:
             self._reached("first")
             self._send(control, bytes.fromhex(self.options.word))
             self._reached("second")
-            way = self._descriptor(control)
+            link = self._descriptor(control)
         except Closed:
             raise Met("error-805", "closed after the greeting") from None
         self._reached("descriptor")
@@ -124,7 +124,7 @@ class Handshake:
         self._reached("last")
         control.close()
         if not self.options.skip_server:
-            self._greet_server(way)
+            self._greet_server(link)
             self._reached("server")
 
     def _descriptor(self, control: socket.socket) -> socket.socket:
@@ -135,10 +135,10 @@ class Handshake:
         self.ways.append(socket.socket(fileno=descriptors[0]))
         return self.ways[-1]
 
-    def _greet_server(self, way: socket.socket) -> None:
+    def _greet_server(self, link: socket.socket) -> None:
         try:
-            self._send(way, TO_SERVER)
-            message, _ = _received(self._within(way))
+            self._send(link, TO_SERVER)
+            message, _ = _received(self._within(link))
         except Closed:
             raise Met("error-805-or-hang", "the server closed the way to it") from None
         if message != FROM_SERVER:
@@ -201,8 +201,8 @@ def hold(ways: list[socket.socket], how: str) -> bool:
     """Stay until the time or standard input is over; whether the server was there all the while."""
     end_s = None if how in ("forever", "stdin") else time.monotonic() + float(how)
     poll = select.poll()
-    for way in ways:
-        poll.register(way, select.POLLIN)
+    for link in ways:
+        poll.register(link, select.POLLIN)
     if how == "stdin":
         poll.register(0, select.POLLIN)
     while True:

@@ -136,7 +136,7 @@ class Server:
     def serve(self) -> None:
         """Answer the daemon and the clients, until the daemon has gone or wants it to end."""
         while self._ways or not self._closing:
-            heard = [way.connection for way in self._ways.values()]
+            heard = [link.connection for link in self._ways.values()]
             ready, _, _ = select.select(heard if self._closing else [*heard, self._control], [], [])
             stand_still(self._daemon, ordered_not_to_answer)
             for connection in ready:
@@ -155,19 +155,19 @@ class Server:
     def _take_client(self) -> None:
         _, descriptors = _receive(self._control)
         for descriptor in descriptors:
-            way = socket.socket(fileno=descriptor)
-            way.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            self._ways[way.fileno()] = Way(way)
+            link = socket.socket(fileno=descriptor)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            self._ways[link.fileno()] = Way(link)
 
     def _hear_client(self, descriptor: int) -> None:
-        way = self._ways[descriptor]
+        link = self._ways[descriptor]
         try:
-            message, pid = _heard(way.connection)
+            message, pid = _heard(link.connection)
             if message == FROM_CLIENT:
-                way.pid = pid
-                way.connection.send(TO_CLIENT)
+                link.pid = pid
+                link.connection.send(TO_CLIENT)
         except (Closed, OSError):
-            if way.pid is None and orders().get("jam") == "lost-client":
+            if link.pid is None and orders().get("jam") == "lost-client":
                 print(f"stand-in server {os.getpid()}: jammed, a client was lost in its start", flush=True)
                 stand_still(self._daemon, lambda: True)
             self._forget(descriptor)
@@ -176,7 +176,7 @@ class Server:
         self._ways.pop(descriptor).connection.close()
 
     def _pids(self) -> list[int]:
-        return sorted({way.pid for way in self._ways.values() if way.pid is not None})
+        return sorted({link.pid for link in self._ways.values() if link.pid is not None})
 
     def _shut_down(self) -> None:
         """550, 555 ask again while there are clients. 535 says one word more, closes, and waits for the end."""
@@ -215,7 +215,7 @@ class Server:
     def _end_client(self) -> None:
         """`terminate_client`: 0 for done; a client sees that the way to the server is closed."""
         pid = int.from_bytes(_receive(self._control)[0], "little")
-        ending = [descriptor for descriptor, way in self._ways.items() if way.pid == pid]
+        ending = [descriptor for descriptor, link in self._ways.items() if link.pid == pid]
         for descriptor in ending:
             self._forget(descriptor)
         self._say(0 if ending else 1)
