@@ -35,12 +35,6 @@ def _host_of(item: pytest.Item) -> str | None:
     return str(host.backend.host) if host else None
 
 
-@pytest.fixture
-def control_daemon(host: Any) -> int:
-    """The branch of the host's control daemon: 535, 550 or 555."""
-    return int(_lab_hosts()[str(host.backend.host)]["daemon"])
-
-
 def judged(host: Any, verb: str) -> dict[str, Any]:
     """What status, verify or health answers as JSON."""
     found: dict[str, Any] = json.loads(host.run(f"timeout 100 mpsctl {verb} --json").stdout)
