@@ -16,6 +16,8 @@ _RUNS = ("active", "activating", "reloading", "refreshing", "deactivating", "mai
 _AGAIN_S, _SECOND_LOOK_S = 1.0, 0.5
 _IN_A_ROW_S = 3.0
 """Two looks further apart are not in a row."""
+_HOLDS_S = 0.25
+"""A refusal is given by a look that is no older: whoever comes right after the unit was started waits for it."""
 
 
 @dataclass(frozen=True)
@@ -37,20 +39,21 @@ class UnitState:
         self._unit = f"mps-control@{instance}.service"
         self._told: Optional[_Told] = None
 
-    def refusal(self, of: object) -> Optional[Refuse]:
+    def refusal(self, of: object, stopped: bool = False) -> Optional[Refuse]:
         """Why nobody needs to wait for the daemon, or None while that is not known, or not so.
 
         ``of`` is what the caller knows otherwise: once it is something else, systemd is asked anew. Two looks in a row
-        must say the same: between the stop and the start of a restart the unit may have no job for a moment.
+        must say the same: between the stop and the start of a restart the unit may have no job for a moment. One look
+        is enough where the caller knows that the unit was ``stopped``, and that no restart did it.
         """
         told = self._told
         if told is None or told.of != of:
             self._worker.look("unit", partial(self._look, of))
             return None
-        row_s = told.at_s - told.since_s
-        first = told.refusal is not None and row_s < _SECOND_LOOK_S
-        self._worker.look("unit", partial(self._look, of), told.at_s + (_SECOND_LOOK_S if first else _AGAIN_S))
-        fresh = self._world.now_s() - told.at_s <= _IN_A_ROW_S
+        first = told.refusal is not None and not stopped and told.at_s - told.since_s < _SECOND_LOOK_S
+        pause_s = _SECOND_LOOK_S if first else _AGAIN_S if told.refusal is None else _HOLDS_S
+        self._worker.look("unit", partial(self._look, of), told.at_s + pause_s)
+        fresh = self._world.now_s() - told.at_s <= _HOLDS_S
         return told.refusal if fresh and not first else None
 
     def _look(self, of: object) -> None:
