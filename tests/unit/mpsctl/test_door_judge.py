@@ -215,6 +215,17 @@ def test_a_stopped_unit_is_looked_at_once_and_refuses_with_the_reason(
     assert door.host.systemd.shows == shows + 1
 
 
+def test_a_stopped_instance_refuses_also_where_systemd_does_not_answer(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hangs(units: object) -> None:
+        raise NotReady("`systemctl show` did not end within 30 s")
+
+    monkeypatch.setattr(door.host.systemd, "show", hangs)
+    stopped(door)
+    assert door.settled(door.visitor()) == Refuse("stopped", "the unit was stopped")
+
+
 def test_who_comes_right_after_the_start_of_a_stopped_unit_waits(door: Door) -> None:
     stopped(door)
     assert door.word(door.visitor()) == "refused: stopped"
