@@ -77,6 +77,10 @@ class Judge(Protocol):
         """Whether a verdict to let in still holds. Asked last before the daemon hears of the client, with the
         instance's admission held; if not, the visitor waits on."""
 
+    def tells(self, visitor: Visitor, daemon: ServedDaemon) -> None:
+        """The daemon is told of the visitor right after this. ``passed``, ``gave_up`` or ``unanswered`` says what came
+        of it, but where the daemon could not be told."""
+
     def passed(self, visitor: Visitor, daemon: ServedDaemon, waited_s: float) -> None:
         """The daemon's answer was handed to the visitor."""
 

@@ -78,11 +78,14 @@ class Outlook:
         return self._admission
 
     def _barred(self, found: Optional[Admission], daemon: Optional[ServedDaemon]) -> Optional[Union[Wait, Refuse]]:
+        closed: Optional[Refuse] = None
         if found is not None and found.state == CLOSED:
             reason = words.DRAINED if self._drained else words.STOPPED
-            return Refuse(reason, found.why or f"instance {self._instance}: {reason}")
-        if daemon is None:
-            refusal = self._unit.refusal(self._file)
+            closed = Refuse(reason, found.why or f"instance {self._instance}: {reason}")
+            if self._drained or daemon is not None:
+                return closed
+        if daemon is None:  # also of a unit that was stopped: it may have been started again since
+            refusal = self._unit.refusal(self._file, closed)
             if refusal is not None:
                 return refusal
         if found is not None and found.state == OPEN:

@@ -170,6 +170,7 @@ class Passing:
 
     def _tell(self) -> Optional[Result]:
         """Both messages in the visitor's name, one right after the other; None if the daemon has them."""
+        self._means.judge.tells(self.visitor, self.daemon)
         try:
             for message in self.visitor.messages:
                 handshake.say(self._daemon_end(), message, _credentials(self.visitor))

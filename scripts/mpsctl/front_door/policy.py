@@ -18,6 +18,7 @@ from mpsctl.front_door.judge import LetIn, Refuse, Verdict, Visitor, Wait
 from mpsctl.front_door.notebook import Notebook
 from mpsctl.front_door.outlook import Outlook
 from mpsctl.front_door.readiness import ROOT, Readiness, Want
+from mpsctl.front_door.telling import Telling
 from mpsctl.front_door.users import Queue
 from mpsctl.front_door.worker import Worker
 from mpsctl.store.admission import Admission, ServedDaemon
@@ -57,8 +58,15 @@ class InstanceJudge:
         self._jam = Jam(world, instance, worker, self._notebook, lambda daemon: self._account.jammed(daemon.pid))
         self._greeting = Greeting(world, worker, self._notebook, self._jam.suspect, hear)
         self._readiness = Readiness(world, instance, worker, self._jam.suspect)
+        self._telling = Telling(world.places, instance)
         self._queue = Queue()
         self._before: dict[int, _Before] = {}
+
+    def look_back(self) -> None:
+        """At the start: at a daemon that may be jammed because an earlier process of the door died."""
+        serves = self._outlook.serves()
+        if serves is not None and serves.daemon is not None and self._telling.was_cut(serves.daemon):
+            self._jam.suspect(serves.daemon)
 
     def fileno(self) -> int:
         return self._worker.fileno()
@@ -149,7 +157,11 @@ class InstanceJudge:
 
     # -- what became of it
 
+    def tells(self, visitor: Visitor, daemon: ServedDaemon) -> None:
+        self._telling.begin(visitor.number, daemon)
+
     def passed(self, visitor: Visitor, daemon: ServedDaemon, waited_s: float) -> None:
+        self._telling.end(visitor.number)
         client = self._leave(visitor).client
         if self._notebook.let_in(visitor, daemon):
             self._account.let_in(client, waited_s)
@@ -171,6 +183,7 @@ class InstanceJudge:
         self._account.refused(before.client, reason, text, waited_s, before.why)
 
     def gave_up(self, visitor: Visitor, waited_s: float) -> None:
+        self._telling.end(visitor.number)
         before = self._leave(visitor)
         self._account.gave_up(before.client, before.why, waited_s)
 

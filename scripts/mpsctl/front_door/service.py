@@ -22,6 +22,7 @@ def run(world: World, instance: str) -> None:
     listener = activation.listener(instance, os.environ, os.getpid())
     worker, scribe = Worker(world.now_s, _say_fault), Worker(world.now_s, _say_fault)
     judge = InstanceJudge(world, instance, worker, scribe)
+    judge.look_back()
     worker.start()
     scribe.start()
     try:

@@ -16,17 +16,20 @@ _RUNS = ("active", "activating", "reloading", "refreshing", "deactivating", "mai
 _AGAIN_S, _SECOND_LOOK_S = 1.0, 0.5
 _IN_A_ROW_S = 3.0
 """Two looks further apart are not in a row."""
+_HOLDS_S = 0.25
+"""A refusal is given by a look that is no older: whoever comes right after the unit was started waits for it."""
 
 
 @dataclass(frozen=True)
 class _Told:
     """The last look: ``of`` is what was known of the instance otherwise, ``since_s`` the first look of a row that all
-    said what ``refusal`` says."""
+    said what ``refusal`` says. ``answered`` is false where systemd could not be asked."""
 
     of: object
     refusal: Optional[Refuse]
     since_s: float
     at_s: float
+    answered: bool
 
 
 class UnitState:
@@ -37,34 +40,38 @@ class UnitState:
         self._unit = f"mps-control@{instance}.service"
         self._told: Optional[_Told] = None
 
-    def refusal(self, of: object) -> Optional[Refuse]:
+    def refusal(self, of: object, stopped: Optional[Refuse] = None) -> Optional[Refuse]:
         """Why nobody needs to wait for the daemon, or None while that is not known, or not so.
 
         ``of`` is what the caller knows otherwise: once it is something else, systemd is asked anew. Two looks in a row
-        must say the same: between the stop and the start of a restart the unit may have no job for a moment.
+        must say the same: between the stop and the start of a restart the unit may have no job for a moment. One look
+        is enough where the caller knows that the unit was ``stopped``, and that no restart did it; that is the answer
+        where systemd cannot be asked.
         """
         told = self._told
         if told is None or told.of != of:
             self._worker.look("unit", partial(self._look, of))
             return None
-        row_s = told.at_s - told.since_s
-        first = told.refusal is not None and row_s < _SECOND_LOOK_S
-        self._worker.look("unit", partial(self._look, of), told.at_s + (_SECOND_LOOK_S if first else _AGAIN_S))
-        fresh = self._world.now_s() - told.at_s <= _IN_A_ROW_S
-        return told.refusal if fresh and not first else None
+        first = told.refusal is not None and stopped is None and told.at_s - told.since_s < _SECOND_LOOK_S
+        pause_s = _SECOND_LOOK_S if first else _AGAIN_S if told.refusal is None else _HOLDS_S
+        self._worker.look("unit", partial(self._look, of), told.at_s + pause_s)
+        if self._world.now_s() - told.at_s > _HOLDS_S or first:
+            return None
+        return told.refusal if told.answered else stopped
 
     def _look(self, of: object) -> None:
+        answered = True
         try:
             shown = self._world.systemd.show([self._unit]).get(self._unit, {})
             refusal = None
             if shown.get("ActiveState") not in _RUNS and self._world.systemd.job(self._unit) is None:
                 refusal = self._refusal(shown)
         except MpsctlError:
-            refusal = None  # who does not know lets wait
+            refusal, answered = None, False  # who does not know lets wait
         before, now_s = self._told, self._world.now_s()
         in_a_row = before is not None and before.of == of and now_s - before.at_s <= _IN_A_ROW_S
         same = before is not None and before.refusal == refusal
-        self._told = _Told(of, refusal, before.since_s if before and in_a_row and same else now_s, now_s)
+        self._told = _Told(of, refusal, before.since_s if before and in_a_row and same else now_s, now_s, answered)
 
     def _refusal(self, shown: Mapping[str, str]) -> Refuse:
         unit = self._unit

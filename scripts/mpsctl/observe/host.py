@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Callable, Iterable, Iterator, Mapping, Optional, Sequence
 
-from mpsctl.adapters import files, hardware, systemd
+from mpsctl.adapters import files, hardware, procfs, systemd
 from mpsctl.adapters.background import Background
 from mpsctl.adapters.bounded import Call
 from mpsctl.model.daemon_environment import DEFAULT_PIPE_DIRECTORY
@@ -23,7 +23,7 @@ from mpsctl.observe.daemons import MpsProcesses
 from mpsctl.observe.door_facts import UnitFacts
 from mpsctl.observe.facts import NO_ANSWER, DaemonProcess, GpuFacts, InstanceFacts, Unread
 from mpsctl.observe.instance import Journal, Surroundings
-from mpsctl.store import configuration, saved_compute_modes
+from mpsctl.store import configuration, front_door_notes, saved_compute_modes
 from mpsctl.store.world import World
 
 INSTANCE_TIMEOUT_S = 30.0
@@ -31,6 +31,8 @@ INSTANCE_TIMEOUT_S = 30.0
 file system hangs."""
 DAEMON_TIMEOUT_S = 5.0
 """For all questions to one daemon together, where a look is bounded."""
+_JAMMED_TIMEOUT_S = 1.0
+"""The same where the front door found the daemon jammed: clients wait for its end."""
 
 Refused = dict[str, BadValue]
 Look = Callable[[Optional[Journal]], InstanceFacts]
@@ -243,12 +245,19 @@ def _looks(
     for name in names:
         unit = found.unit(world, name)
         if name in found.every:
-            inside = world.hurried(world.now_s() + DAEMON_TIMEOUT_S, unit.main_pid) if isolated else world
+            timeout_s = _JAMMED_TIMEOUT_S if _found_jammed(world, name, unit.main_pid) else DAEMON_TIMEOUT_S
+            inside = world.hurried(world.now_s() + timeout_s, unit.main_pid) if isolated else world
             door = found.doors.get(name) or units.unknown(world, door_unit(name))
             looks[name] = partial(instance.look, inside, found.every[name], unit, door, around)
         else:
             found.instances[name] = InstanceFacts(name, unit, refused=found.refused.get(name))
     return looks
+
+
+def _found_jammed(world: World, name: str, pid: int) -> bool:
+    """Whether the front door found that this daemon answers no question about its server."""
+    jammed = front_door_notes.read(world.places, name).jammed
+    return jammed is not None and (jammed.daemon_pid, jammed.daemon_started_at) == (pid, procfs.started_at(pid))
 
 
 def _look_isolated(found: HostFacts, looks: Mapping[str, Look], timeout_s: float) -> None:

@@ -281,6 +281,9 @@ class ScriptedJudge:
     def still(self, visitor: Visitor, daemon: ServedDaemon) -> bool:
         return self.holds(visitor)
 
+    def tells(self, visitor: Visitor, daemon: ServedDaemon) -> None:
+        """It leaves no mark."""
+
     def passed(self, visitor: Visitor, daemon: ServedDaemon, waited_s: float) -> None:
         self.told.append(("passed", visitor.number))
 

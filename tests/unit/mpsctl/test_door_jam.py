@@ -210,3 +210,54 @@ def test_health_that_cannot_be_started_is_said(door: Door) -> None:
     assert door.word(door.visitor(), within_s=3) == "jammed"
     said: Sequence[str] = door.host.said
     assert any("mps-health.service" in line for line in said)
+
+
+# -- a door that died while it told the daemon of a client
+
+
+def dies_while_it_tells(door: Door) -> None:
+    """The door's process is killed between a client's credentials and the daemon's answer; another one starts."""
+    visitor = door.visitor()
+    assert door.settled(visitor) == LetIn(door.served)
+    door.judge.tells(visitor, door.served)
+    door.end()
+    door.begin()
+
+
+def test_the_next_process_of_the_door_looks_at_once_and_health_is_asked_before_anybody_comes(door: Door) -> None:
+    dies_while_it_tells(door)
+    jam(door)
+    door.judge.look_back()
+    door.worker.work()
+    assert door.host.systemd.acts == [HEALTH]
+    assert door.word(door.visitor()) == "jammed"
+
+
+def test_a_daemon_that_was_told_and_is_well_lets_in(door: Door) -> None:
+    dies_while_it_tells(door)
+    door.judge.look_back()
+    assert door.judge.judge(door.visitor()) == Wait("daemon-silent")
+    door.come_in(door.visitor())
+    assert (door.notes.jammed, door.host.systemd.acts) == (None, [])
+
+
+@pytest.mark.parametrize("what", ["passed", "gave_up", "another_daemon"])
+def test_nothing_is_looked_at_where_no_daemon_was_left_in_the_middle(door: Door, what: str) -> None:
+    visitor, other = door.visitor(), door.visitor()
+    assert door.settled(visitor) == door.settled(other) == LetIn(door.served)
+    door.judge.tells(visitor, door.served)
+    door.judge.gave_up(other, 0)  # is not the one of whom the daemon is told
+    if what == "passed":
+        door.judge.passed(visitor, door.served, 0)
+    elif what == "gave_up":
+        door.judge.gave_up(visitor, 0)
+    else:
+        door.host.kill(door.daemon.pid)
+        door.launch()
+        door.open()
+    door.end()
+    door.begin()
+    asked = len(door.daemon.commands)
+    door.judge.look_back()
+    door.worker.work()
+    assert len(door.daemon.commands) == asked

@@ -65,6 +65,12 @@ def starting(door: Door) -> None:
     door.say(Admission(WAITING))
 
 
+def stopped(door: Door) -> None:
+    crashed(door)
+    door.host.systemd.unit(UNIT).active_state = "inactive"
+    door.say(Admission(CLOSED, "the unit was stopped"))
+
+
 def damaged(door: Door) -> None:
     door.host.clock.pass_by(1)
     admission.path(door.host.places, "0").write_text("{")
@@ -186,13 +192,46 @@ def test_who_waited_comes_in_to_the_next_daemon(door: Door) -> None:
 # -- closed, drained
 
 
-@pytest.mark.parametrize("alive", [True, False])
-def test_a_closed_instance_refuses_at_once_and_asks_nobody(door: Door, alive: bool) -> None:
-    door.say(Admission(CLOSED, "the unit was stopped", door.served if alive else None))
+def test_a_closed_instance_refuses_at_once_and_asks_nobody(door: Door) -> None:
+    door.say(Admission(CLOSED, "the unit was stopped", door.served))
     verdict = door.judge.judge(door.visitor())
     assert verdict == Refuse("stopped", "the unit was stopped")
     assert door.host.systemd.shows == 0
     assert door.daemon.commands == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({}, "stopped"), ({"enabled": False}, "disabled"), ({"load_state": "masked"}, "masked")],
+)
+def test_a_stopped_unit_is_looked_at_once_and_refuses_with_the_reason(
+    door: Door, changes: dict[str, object], reason: str
+) -> None:
+    stopped(door)
+    unit, shows = door.host.systemd.unit(UNIT), door.host.systemd.shows
+    for name, value in changes.items():
+        setattr(unit, name, value)
+    assert door.word(door.visitor()) == f"refused: {reason}"
+    assert door.host.systemd.shows == shows + 1
+
+
+def test_a_stopped_instance_refuses_also_where_systemd_does_not_answer(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hangs(units: object) -> None:
+        raise NotReady("`systemctl show` did not end within 30 s")
+
+    monkeypatch.setattr(door.host.systemd, "show", hangs)
+    stopped(door)
+    assert door.settled(door.visitor()) == Refuse("stopped", "the unit was stopped")
+
+
+def test_who_comes_right_after_the_start_of_a_stopped_unit_waits(door: Door) -> None:
+    stopped(door)
+    assert door.word(door.visitor()) == "refused: stopped"
+    door.host.clock.pass_by(0.3)
+    door.host.systemd.jobs[UNIT] = "start"
+    assert door.word(door.visitor(), within_s=3) == "limits-not-in-force"
 
 
 def test_a_drain_is_called_one(door: Door) -> None:
