@@ -177,14 +177,16 @@ class DoorHost:
         path, key = f"/etc/mps/{instance}.conf", line.partition("=")[0]
         self.run(
             f"grep -q '^\\[{section}\\]' {path} || echo '[{section}]' >>{path};"
-            f" sed -i -e '/^{key}=/d' -e 's/^\\[{section}\\]/&\\n{line}/' {path} && systemctl restart mps-control@{instance}"
+            f" sed -i -e '/^{key}=/d' -e 's/^\\[{section}\\]/&\\n{line}/' {path}"
+            f" && systemctl restart mps-control@{instance}"
         )
         self.open(instance)
 
     @contextmanager
-    def crowd(self, count: int, uid: int = 0, instance: str = "0") -> Iterator[int]:
-        """As many connections that say nothing, by one process; how many there are."""
-        command = f"python3 -c {shlex.quote(_CROWD)} {PUBLIC}/{instance} {uid} {count}"
+    def crowd(self, count: int, uid: int = 0, fill: bool = False) -> Iterator[int]:
+        """As many connections to instance 0 that say nothing, by one process; with ``fill`` no more than the socket's
+        backlog takes. How many there are."""
+        command = f"python3 -c {shlex.quote(_CROWD)} {PUBLIC}/0 {uid} {count} {'fill' if fill else ''}"
         with subprocess.Popen(self._ssh(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             said = process.stdout.readline().split()

@@ -13,8 +13,8 @@ from contextlib import suppress
 
 
 def main() -> int:
-    """Connections of user ``uid`` that say nothing: ``count`` of them, or, where the service stands still, until the
-    socket's backlog is full."""
+    """Connections of user ``uid`` that say nothing: ``count`` of them, or, with a last word ``fill``, no more than the
+    socket's backlog takes."""
     path, uid, count = f"{sys.argv[1]}/control", int(sys.argv[2]), int(sys.argv[3])
     resource.setrlimit(resource.RLIMIT_NOFILE, (count + 100, count + 100))
     if uid:
@@ -25,7 +25,7 @@ def main() -> int:
     with suppress(BlockingIOError):
         for _ in range(count):
             held.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            held[-1].setblocking(False)
+            held[-1].setblocking(sys.argv[4:] != ["fill"])
             held[-1].connect(path)
     print(f"there {len(held)}", flush=True)
     sys.stdin.read()
