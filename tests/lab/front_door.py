@@ -17,6 +17,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterator, Optional
 
@@ -233,8 +234,14 @@ class Fleet:
 
     def everywhere(self, act: Callable[[DoorHost], Any]) -> dict[str, Any]:
         """Do the same on every host at once; what came of it, by host."""
-        with ThreadPoolExecutor(len(self.hosts)) as pool:
-            return dict(zip((host.name for host in self.hosts), pool.map(act, self.hosts)))
+        done = beside(*(partial(act, host) for host in self.hosts))
+        return dict(zip((host.name for host in self.hosts), done))
+
+
+def beside(*acts: Callable[[], Any]) -> list[Any]:
+    """Do all at once; what came of each."""
+    with ThreadPoolExecutor(len(acts)) as pool:
+        return list(pool.map(lambda act: act(), acts))
 
 
 def seed() -> int:

@@ -31,8 +31,11 @@ BOUND_S, TRIES, MOST = 20.0, 5, 2000
 
 
 def order(line: str) -> None:
+    """In one step: the server may read it at any moment."""
     ORDERS.parent.mkdir(exist_ok=True)
-    ORDERS.write_text(f"{line}\n")
+    new = ORDERS.with_suffix(".new")
+    new.write_text(f"{line}\n")
+    new.rename(ORDERS)
 
 
 def send(connection: socket.socket, message: bytes) -> None:

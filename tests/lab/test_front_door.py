@@ -14,7 +14,7 @@ from typing import Iterator
 import pytest
 
 from . import front_door_trials as trials
-from .front_door import IN, OUTSIDE, Client, DoorHost, Fleet, fleet, seed
+from .front_door import IN, OUTSIDE, Client, DoorHost, Fleet, beside, fleet, seed
 from .test_upgrades import RELEASES, release
 
 KILLS = 20
@@ -124,8 +124,11 @@ def test_a_door_that_is_taken_away_has_clients_outside(doors: Doors) -> None:
 
 
 def test_the_service_killed_at_each_step_jams_no_daemon(doors: Doors) -> None:
-    doors.fleet.everywhere(trials.killed_after_each_step)
-    doors.fleet.everywhere(trials.killed_while_the_server_starts)
+    def each(host: DoorHost) -> None:
+        trials.killed_after_each_step(host)
+        trials.killed_while_the_server_starts(host)
+
+    doors.fleet.everywhere(each)
 
 
 def test_a_daemon_jammed_by_the_services_death_heals_by_itself(doors: Doors) -> None:
@@ -141,15 +144,19 @@ def test_crowds_delay_nobody(doors: Doors) -> None:
 
 
 def test_who_comes_from_where(doors: Doors) -> None:
-    trials.namespaces(doors.of("555"))
-    trials.another_place(doors.of("550"))
-    trials.one_user_after_another(doors.of("535"))
+    beside(
+        lambda: trials.namespaces(doors.of("555")),
+        lambda: trials.another_place(doors.of("550")),
+        lambda: trials.one_user_after_another(doors.of("535")),
+    )
 
 
 def test_settings_of_the_door(doors: Doors) -> None:
-    trials.short_wait(doors.of("535"))
-    trials.members_only(doors.of("550"))
-    trials.several_users_at_once(doors.of("555"))
+    beside(
+        lambda: trials.short_wait(doors.of("535")),
+        lambda: trials.members_only(doors.of("550")),
+        lambda: trials.several_users_at_once(doors.of("555")),
+    )
 
 
 def test_clients_wait_through_what_operators_do(doors: Doors) -> None:
@@ -158,6 +165,8 @@ def test_clients_wait_through_what_operators_do(doors: Doors) -> None:
 
 def test_isolate_reboot_and_removal_with_clients_waiting(doors: Doors) -> None:
     """It comes last: nothing is left of MPS on one host."""
-    trials.isolated(doors.of("535"))
-    trials.rebooted(doors.of("555"))
-    trials.removed(doors.of("550"))
+    beside(
+        lambda: trials.isolated(doors.of("535")),
+        lambda: trials.rebooted(doors.of("555")),
+        lambda: trials.removed(doors.of("550")),
+    )
