@@ -7,6 +7,7 @@ else could have.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -73,3 +74,14 @@ def keep(places: Places) -> None:
                 other.unlink(missing_ok=True)
     except (OSError, MpsctlError, KeyError, zipfile.BadZipFile):
         return
+
+
+def load_all() -> None:
+    """Import all of this program that is not imported yet: whoever it waits for may remove the file it is read from."""
+    import pkgutil
+
+    import mpsctl
+
+    for module in pkgutil.walk_packages(mpsctl.__path__, "mpsctl."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Iterator
 
-from mpsctl.adapters import files, locks, procfs
+from mpsctl.adapters import bytecode, files, locks, procfs
 from mpsctl.model.errors import NotReady, Unreadable
 from mpsctl.store.world import World
 
@@ -30,7 +30,11 @@ def taken(world: World) -> Iterator[None]:
     """
     path = world.places.host_lock
     try:
-        descriptor = locks.take(path, world.now_s() + BOUND_S, world.now_s, world.sleep_s)
+        try:
+            descriptor = locks.take(path, world.now_s(), world.now_s, world.sleep_s)
+        except locks.Taken:
+            bytecode.load_all()  # the other run may be a removal
+            descriptor = locks.take(path, world.now_s() + BOUND_S, world.now_s, world.sleep_s)
     except locks.Taken:
         raise _busy(path) from None
     try:
@@ -53,8 +57,13 @@ def wait_for_others(world: World) -> None:
 
     :raises Busy: if it does not end within BOUND_S.
     """
+    lock = world.places.host_lock
     try:
-        locks.wait_until_free(world.places.host_lock, world.now_s() + BOUND_S, world.now_s, world.sleep_s)
+        try:
+            locks.wait_until_free(lock, world.now_s(), world.now_s, world.sleep_s)
+        except locks.Taken:
+            bytecode.load_all()  # the other run may be a removal
+            locks.wait_until_free(lock, world.now_s() + BOUND_S, world.now_s, world.sleep_s)
     except locks.Taken:
         raise _busy(world.places.host_lock) from None
     except PermissionError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Callable
 import pytest
 
 from fakes import Host
-from mpsctl.adapters import locks
+from mpsctl.adapters import bytecode, locks
 from mpsctl.adapters.systemd import Systemctl
 from mpsctl.converge import host_lock, reconcile, removal
 from mpsctl.converge.answer import Answer
@@ -215,3 +216,20 @@ def test_a_systemctl_that_acts_has_the_turn_as_well(
             Systemctl().job("mps-control@0.service")
         has_it = str(host.places.host_lock) in (tmp_path / "open").read_text().splitlines()
     assert has_it == expected
+
+
+def test_who_waits_needs_nothing_more_of_a_program_that_the_other_run_removes(tmp_path: Path) -> None:
+    """The kept bytecode goes with a removal, and a zip that is gone can be imported from no more."""
+    package = tmp_path / "mpsctl"
+    shutil.copytree(Path(bytecode.__file__).parents[1], package)
+    program = (
+        "import shutil, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from mpsctl.adapters import bytecode\n"
+        "from pathlib import Path\n"
+        "paths = [p.relative_to(sys.argv[1]).with_suffix('') for p in Path(sys.argv[1]).rglob('*.py')]\n"
+        "names = ['.'.join(p.parts) for p in paths]\n"
+        "bytecode.load_all(); shutil.rmtree(sys.argv[1] + '/mpsctl')\n"
+        "missing = [n for n in names if n.removesuffix('.__init__') not in sys.modules]\n"
+        "assert missing == ['mpsctl.__main__'], missing\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, cwd="/")
