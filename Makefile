@@ -77,7 +77,7 @@ bench: setup lab-parts ## what a fleet-wide run costs, against a ping task and a
 	python tests/bench/fleet.py
 
 .PHONY: soak
-soak: setup lab-parts ## the long trials: killed runs, long rollouts, thousands of strings against real daemons
+soak: setup lab-parts ## the long trials: the front door under kills, killed runs, long rollouts, thousands of strings against real daemons
 	pytest -q tests/soak
 
 .PHONY: gpu-bundle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 
@@ -15,7 +15,9 @@ from mpsctl.model.errors import NotReady
 from mpsctl.observe import client_environment, facts, gpus, plain, process_facts
 from mpsctl.observe.facts import InstanceFacts
 from mpsctl.observe.host import HostFacts, look
-from mpsctl.store import drains
+from mpsctl.store import drains, front_door_notes
+from mpsctl.store.front_door_notes import Jammed, Notes
+from mpsctl.store.world import World
 
 
 def one(host: Host, name: str = "0") -> InstanceFacts:
@@ -205,3 +207,23 @@ def test_a_unit_is_known_though_nothing_runs(host: Host) -> None:
     found = one(host)
     assert (found.unit.load_state, found.active, found.pid, found.main) == ("masked", False, 0, None)
     assert found.devices[0].gpu.compute_mode == "exclusive_process"
+
+
+@pytest.mark.parametrize(("started_later", "within_s"), [(None, 5.0), (0, 1.0), (1, 5.0)])
+def test_a_daemon_that_the_front_door_found_jammed_is_not_waited_for_long(
+    live: Host, monkeypatch: pytest.MonkeyPatch, started_later: Optional[int], within_s: float
+) -> None:
+    """``started_later``: by how many clock ticks the noted process is another one with the same pid; None: none is."""
+    pid = live.systemd.unit(UNIT).main_pid
+    if started_later is not None:
+        began = live.processes[pid].started_at + started_later
+        front_door_notes.write(live.places, "0", Notes(jammed=Jammed(pid, began, live.world.now_s())))
+    bounds: list[float] = []
+
+    def hurried(world: World, end_s: float, _pid: int = 0) -> World:
+        bounds.append(end_s - world.now_s())
+        return world
+
+    monkeypatch.setattr(World, "hurried", hurried)
+    look(live.world, ["0"], isolated=True)
+    assert bounds == [pytest.approx(within_s)]
