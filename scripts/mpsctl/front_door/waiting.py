@@ -43,6 +43,7 @@ class Waiting:
         self._gone = gone
         self._leave = leave
         self._waiters: dict[int, _Waiter] = {}
+        self._turns: dict[int, int] = {}
         self._look_s: Optional[float] = None
         self._paused_until_s = float("-inf")
         self.being_passed: Optional[Visitor] = None
@@ -74,7 +75,7 @@ class Waiting:
         began_s = self._clock()
         wait_s = self._judge.wait_s()
         may_pass = self.free
-        for visitor in list(self._unless_being_passed()):
+        for visitor in self._by_turns():
             if visitor.since_s + wait_s <= began_s:
                 self.refuse(visitor, "waited", f"it waited {wait_s:g} s")
                 continue
@@ -86,6 +87,14 @@ class Waiting:
             elif isinstance(verdict, LetIn) and may_pass:
                 may_pass = self._pass_on(visitor, verdict.daemon) and self.free
         self._look_again(_SHARE_OF_LOOKS * (self._clock() - began_s))
+
+    def is_passed_on(self, visitor: Visitor) -> None:
+        """The daemon has its credentials: it waits no more, and other users come before the next one of its user."""
+        self.remove(visitor)
+        waiting = {one.visitor.uid for one in self._waiters.values()}
+        turn = max(self._turns.values(), default=0) + 1
+        self._turns = {uid: last for uid, last in self._turns.items() if uid in waiting}
+        self._turns[visitor.uid] = turn
 
     def due(self) -> None:
         if self._look_s is not None and self._look_s <= self._clock():
@@ -107,6 +116,11 @@ class Waiting:
             self._look_s = None
         elif self._look_s is None or at_least_s:
             self._look_s = self._clock() + max(self._bounds.look_s, at_least_s)
+
+    def _by_turns(self) -> list[Visitor]:
+        """Who came first comes first, of each user in turn: a client that stops in the middle holds the daemon for a
+        second, and one user may have hundreds of them."""
+        return sorted(self._unless_being_passed(), key=lambda one: (self._turns.get(one.uid, 0), one.number))
 
     def _unless_being_passed(self) -> Iterator[Visitor]:
         return (one.visitor for one in self._waiters.values() if one.visitor is not self.being_passed)

@@ -76,6 +76,21 @@ def test_who_may_come_in_passes_those_who_may_not(world: World) -> None:
     assert not first.descriptors
 
 
+def test_another_user_comes_next_where_many_of_one_wait(world: World) -> None:
+    """Each of them stops where it holds the daemon for a second."""
+    many = [world.visitor() for _ in range(4)]
+    other = world.visitor_process(uid=65534)
+    world.judge.let_in()
+    world.judge.wake()
+    world.until(lambda: many[0].descriptors)
+    world.passes(1)
+    world.until(lambda: DESCRIPTOR.hex().encode() + b" 1" in other.printed)
+    assert not many[1].descriptors
+    other.go_on()
+    world.until(lambda: many[1].descriptors)
+    assert not many[2].descriptors
+
+
 def test_who_comes_while_one_is_passed_on_is_judged_after_it(world: World) -> None:
     world.judge.let_in()
     world.daemon.answers = False
