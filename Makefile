@@ -49,8 +49,12 @@ sentences: setup ## no code reads a sentence: all unit tests but those of wordin
 	CI=true MPSCTL_MESSAGES=ids pytest -q tests/unit/mpsctl
 
 .PHONY: controllers
-controllers: setup lab-parts ## whole lab hosts: the oldest and the newest Ansible; a rollout that stops; runs that are killed; a real GPU's stand-in
-	pytest -q tests/lab
+controllers: setup lab-parts ## whole lab hosts: the oldest and the newest Ansible; a rollout that stops; runs that are killed; attackers; a real GPU's stand-in
+	pytest -q tests/lab tests/attack -m "not long"
+
+.PHONY: attack
+attack: setup lab-parts ## what a local user without rights can do to an instance, floods included
+	pytest -q tests/attack
 
 .PHONY: molecule
 molecule: setup lab-parts ## the scenarios `default`, `reboot` and `faults` on real systemd hosts

@@ -36,7 +36,7 @@ def say(connection: socket.socket, data: bytes, pid: int = 0, uid: int = -1) -> 
 
 def what_comes(connection: socket.socket) -> str:
     """The messages until the end, in hexadecimal, then `closed` or `open`."""
-    found = []
+    found: list[str] = []
     try:
         while True:
             data = connection.recv(64)
@@ -109,7 +109,7 @@ def hammer() -> None:
 
 
 def words(*messages: str) -> None:
-    """Messages in hexadecimal, one after the other, a NAME=… before one for credentials of a process or user."""
+    """Messages in hexadecimal, one after the other; what comes back."""
     with connected() as one:
         try:
             for message in messages:
@@ -146,12 +146,13 @@ def descriptor(path: str) -> None:
 def claim(uid: str) -> None:
     """In a user and pid namespace of its own: the credentials of another of its processes, or of another user."""
     libc = ctypes.CDLL(None, use_errno=True)
-    outside = os.getuid()
+    maps = {"setgroups": "deny", "uid_map": f"0 {os.getuid()} 1", "gid_map": f"0 {os.getgid()} 1"}
     if libc.unshare(_NEW_USER | _NEW_PID):
         print("no namespaces:", os.strerror(ctypes.get_errno()))
         return
-    with open("/proc/self/uid_map", "w") as mapped:
-        mapped.write(f"0 {outside} 1")
+    for name, value in maps.items():
+        with open(f"/proc/self/{name}", "w") as written:
+            written.write(value)
     if os.fork():
         os.wait()
         return
@@ -164,10 +165,10 @@ def claim(uid: str) -> None:
             say(one, HELLO, pid=other, uid=int(uid))
             say(one, CLIENT, pid=other, uid=int(uid))
             print(what_comes(one))
-        except PermissionError:
-            print("the kernel does not send it")
         except ConnectionError:
             print(what_comes(one))
+        except OSError as error:
+            print("the kernel does not send it:", error.strerror)
     os.kill(other, signal.SIGKILL)
     sys.stdout.flush()
 

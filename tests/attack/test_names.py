@@ -10,6 +10,7 @@ from .attempts import attempt
 from .conftest import ATTACKER, CLIENT, PUBLIC, SOMEBODY, Target
 
 PROGRAM = "nvidia-cuda-mps-control"
+GREETING = b"OUTBHELL\0".hex()
 ESCAPE, FORGED = "\x1b", "MPS OK: forged"
 TITLE = f"x\\n{FORGED} $(touch /tmp/pasted)\\n\\x1b[2J\\x1b]0;forged\\x07"
 
@@ -88,17 +89,19 @@ def test_names_of_processes_forge_no_line(target: Target) -> None:
 @attempt(
     "become a client of another name than one's own",
     tried="in a user and pid namespace of one's own: the credentials of another process, and of another user",
-    result="the kernel or the front door refuses: 805",
+    result="the front door refuses another process's (805), the kernel another user's; root of a namespace is let in as"
+    " the user that it is outside",
 )
 def test_credentials_of_others_do_not_pass(target: Target) -> None:
-    for uid in (0, 5):  # root of the namespace, and a user that it does not have
-        said = target.as_user(SOMEBODY, f"{ATTACKER} claim {uid}")
-        assert "closed" in said or "the kernel does not send it" in said, said
-        assert "4f555442435546440" not in said, "the daemon's answer"
-    before = target.run("journalctl -u mps-control@0 -o cat --no-pager | grep -c 'from user 0'; true")
-    target.as_user(SOMEBODY, f"unshare --user --map-root-user {CLIENT} --hold 0 --timeout 20")
-    after = target.run("journalctl -u mps-control@0 -o cat --no-pager | grep -c 'from user 0'; true")
-    assert before == after, "a root of a namespace passed as root"
+    other_process = target.as_user(SOMEBODY, f"{ATTACKER} claim 0")
+    assert other_process.startswith(f"{GREETING} closed"), other_process
+    other_user = target.as_user(SOMEBODY, f"{ATTACKER} claim 5")
+    assert other_user.startswith("the kernel does not send it"), other_user
+    root_of_its_own = f"unshare --user --map-root-user {CLIENT} --hold 0 --timeout 20"
+    pid = json.loads(target.as_user(SOMEBODY, root_of_its_own).splitlines()[0])["pid"]
+    told = "journalctl -u mps-front-door@0 -o json --output-fields=MPS_CLIENT_UID --no-pager"
+    uids = target.run(f"{told} MPS_CLIENT_PID={pid}").splitlines()
+    assert [json.loads(line)["MPS_CLIENT_UID"] for line in uids] == [str(SOMEBODY)]
 
 
 @attempt(

@@ -85,8 +85,22 @@ class Waiting:
             if isinstance(verdict, Refuse):
                 self.refuse(visitor, verdict.reason, verdict.text)
             elif isinstance(verdict, LetIn) and may_pass:
-                may_pass = self._pass_on(visitor, verdict.daemon) and self.free
+                may_pass = self._pass_first(visitor, verdict.daemon)
         self._look_again(_SHARE_OF_LOOKS * (self._clock() - began_s))
+
+    def _pass_first(self, visitor: Visitor, daemon: ServedDaemon) -> bool:
+        """This one may come in: pass it on, or who comes before it and was judged a moment too early; of each user the
+        first is asked. Whether another one could be passed on now."""
+        asked = set()
+        for one in self._by_turns():
+            if one is visitor:
+                break
+            if one.uid not in asked:
+                asked.add(one.uid)
+                verdict = self._judge.judge(one)
+                if isinstance(verdict, LetIn) and not (self._pass_on(one, verdict.daemon) and self.free):
+                    return False
+        return self._pass_on(visitor, daemon) and self.free
 
     def is_passed_on(self, visitor: Visitor) -> None:
         """The daemon has its credentials: it waits no more, and other users come before the next one of its user."""
