@@ -92,7 +92,7 @@ def test_descriptors_are_not_taken(target: Target) -> None:
 @attempt(
     "be in the instance before its limits are",
     tried="connect without a pause while the instance restarts; connect to the daemon's own sockets",
-    result="the start takes no longer; nobody reaches the daemon before its limits are in force",
+    result="the start goes through; nobody reaches the daemon before its limits are in force",
 )
 def test_nobody_comes_before_the_limits(target: Target) -> None:
     with target.held(SOMEBODY, "hammer"):

@@ -61,7 +61,7 @@ def test_lines_of_clients_that_come_and_go(target: Target) -> None:
 @attempt(
     "be in the way of a start by thousands of connections",
     tried="two users connect without a pause during three restarts",
-    result="each start is as short as ever",
+    result="each start goes through within a minute, and another user's client comes in meanwhile",
 )
 def test_starts_under_a_flood(target: Target) -> None:
     with target.held(SOMEBODY, "hammer"), target.held(NOBODY, "hammer"):
