@@ -52,8 +52,13 @@ sentences: setup ## no code reads a sentence: the unit tests of mpsctl with ever
 	CI=true MPSCTL_MESSAGES=ids pytest -q tests/unit/mpsctl
 
 .PHONY: controllers
-controllers: setup lab-parts ## whole lab hosts: the oldest and the newest Ansible; a rollout that stops; runs that are killed; a real GPU's stand-in
+controllers: setup lab-parts ## whole lab hosts: the oldest and the newest Ansible; a rollout that stops; runs that are killed; attackers; a real GPU's stand-in
 	pytest -q -n 2 --dist loadfile tests/lab
+	pytest -q tests/attack -m "not long"
+
+.PHONY: attack
+attack: setup lab-parts ## what a local user without rights can do to an instance, floods included
+	pytest -q tests/attack
 
 .PHONY: molecule
 molecule: setup lab-parts ## the scenarios `default`, `reboot` and `faults` on real systemd hosts

@@ -18,6 +18,7 @@ check lab:scripts tests/unit/lab
 check scripts molecule/tests
 check scripts molecule/faults/tests
 check . -p tests.lab
+check . -p tests.attack
 check .:lab:scripts:tests/contract:tests/unit/mpsctl tests/soak/*.py
 check lab:scripts tests/gpu/*.py
 check scripts tests/bench/*.py

@@ -159,7 +159,10 @@ def remove_public(public: Path) -> None:
 
 
 def daemons_on(public: Path, own: Optional[Path] = None) -> list[int]:
-    """Control daemons that serve this directory, one inside it, or ``own``, by their environment, never by a title."""
+    """Control daemons that serve this directory, one inside it, or ``own``, of root's, by their environment.
+
+    Others cannot serve there, and anybody can have a process of that name and environment.
+    """
     return list(_served(public, own))
 
 
@@ -168,6 +171,6 @@ def _served(public: Path, own: Optional[Path] = None) -> dict[int, Path]:
     found = {}
     for pid in control_daemon.daemons():
         served = Path((procfs.environment(pid) or {}).get(VARIABLE, "") or "/nowhere")
-        if served in (public, own) or public in served.parents:
+        if (served in (public, own) or public in served.parents) and procfs.is_roots(pid):
             found[pid] = served
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import stat
 from pathlib import Path
 from typing import Iterator, Optional
 
@@ -192,15 +193,31 @@ def uid(pid: int) -> Optional[int]:
         return None
 
 
+def is_roots(pid: int) -> bool:
+    """Whether root started the process. One of a user is not, also where it runs a program with the setuid bit, whose
+    name, command line and environment are that user's to choose."""
+    lines = _status(pid)
+    try:
+        mode = os.stat(_PROC / str(pid) / "exe").st_mode
+    except OSError:
+        return False
+    return lines.get("Uid", "").split() == ["0"] * 4 and not mode & stat.S_ISUID
+
+
 def groups(pid: int) -> tuple[int, ...]:
     """The group ids of the process, supplementary ones as well; empty when it is gone."""
+    lines = _status(pid)
+    words = [*lines.get("Gid", "").split()[1:2], *lines.get("Groups", "").split()]
+    return tuple(int(word) for word in words)
+
+
+def _status(pid: int) -> dict[str, str]:
+    """Empty when the process is gone."""
     try:
         text = (_PROC / str(pid) / "status").read_text(errors="replace")
     except OSError:
-        return ()
-    lines = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    words = [*lines.get("Gid", "").split()[1:2], *lines.get("Groups", "").split()]
-    return tuple(int(word) for word in words)
+        return {}
+    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
 
 def gid(name: str) -> Optional[int]:

@@ -83,7 +83,7 @@ def other_daemons(view: View) -> Finding:
     if gap:
         return unknown(words.unread(gap))
     mine = {device.uuid for device in one.devices} | {device.gpu.uuid for device in one.devices}
-    unread = []
+    unread, claims = [], []
     places = host.directories(one.desired) if one.desired is not None else None
     for daemon in host.processes.daemons:
         if daemon.pid == one.pid or (places is not None and daemons.on_directory(daemon, *places)):
@@ -91,6 +91,8 @@ def other_daemons(view: View) -> Finding:
         devices = host.devices(daemon)
         if devices is None:
             unread += [daemon] if daemon in host.foreign else []  # an instance's serves what its file says
+        elif mine & set(devices) and not daemon.roots:
+            claims.append(daemon)
         elif mine & set(devices):
             line = f"another control daemon serves a GPU of this instance: {words.daemon(daemon, devices)}"
             return failed(
@@ -102,6 +104,17 @@ def other_daemons(view: View) -> Finding:
             )
     if unread:
         return unknown(f"a {words.daemon(unread[0], None)} cannot be looked at", remedy=as_root(view))
+    if claims:
+        lines = [words.daemon(each, host.devices(each)) for each in claims]
+        line = f"a user's process looks like a control daemon of a GPU of this instance: {lines[0]}"
+        return warned(
+            line,
+            "one daemon for each GPU",
+            f"find out what pid {claims[0].pid} is: a process can have any name and environment",
+            *lines,
+            reasons=[Reason("two-daemons-one-gpu", line)],
+            facts={"pids": [each.pid for each in claims]},
+        )
     return passed("no other daemon serves its GPUs")
 
 

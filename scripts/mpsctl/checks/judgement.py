@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import wraps
 from typing import Callable, Iterable, Mapping, NamedTuple, Optional
 
 from mpsctl.model.errors import MpsctlError
@@ -68,7 +68,7 @@ def judgement(
 
     def make(function: Callable[[View], Finding]) -> Judgement:
         summary = " ".join((function.__doc__ or "").split())
-        judge = partial(_by_log, function) if by_log else function
+        judge = _by_log(function) if by_log else function
         return Judgement(function.__name__.strip("_").replace("_", "-"), of_host, verbs, judge, summary)
 
     return make
@@ -106,12 +106,16 @@ def unknown(why: str, expected: str = "", remedy: str = "", *evidence: str) -> F
     return Finding(UNKNOWN, why, expected, remedy, evidence)
 
 
-def _by_log(judge: Callable[[View], Finding], view: View) -> Finding:
-    finding = judge(view)
-    if view.one.log_trusted is not False or finding.level not in (CRITICAL, WARNING):
-        return finding
-    facts = {**finding.facts, LOG_TRUSTED: False}
-    return finding._replace(level=WARNING, evidence=(*finding.evidence, OPEN_LOG), facts=facts)
+def _by_log(judge: Callable[[View], Finding]) -> Callable[[View], Finding]:
+    @wraps(judge)
+    def judged(view: View) -> Finding:
+        finding = judge(view)
+        if view.one.log_trusted is not False or finding.level not in (CRITICAL, WARNING):
+            return finding
+        facts = {**finding.facts, LOG_TRUSTED: False}
+        return finding._replace(level=WARNING, evidence=(*finding.evidence, OPEN_LOG), facts=facts)
+
+    return judged
 
 
 def make(judgements: Iterable[Judgement], view: View) -> list[Check]:

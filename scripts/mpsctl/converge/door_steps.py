@@ -41,8 +41,9 @@ class OpenFrontDoor(Step):
     def act(cls, steps: Sequence[OpenFrontDoor], context: Context) -> None:
         bytecode.keep(context.world.places)
         absent = [step for step in steps if not step.door.active]
-        # A socket is not started while its service runs.
-        call(context, "stop", [door_service(step.instance) for step in absent if step.instance])
+        # systemd starts no socket while its service runs.
+        known = [step for step in absent if step.door.load_state == "loaded"]
+        call(context, "stop", [door_service(step.instance) for step in known if step.instance])
         call(context, "start", [step.door.name for step in absent])
         for step in steps:
             if step.door.active and (step.public / pipe.DOOR).is_socket():

@@ -126,7 +126,7 @@ class FrontDoor:
         self._waiting.add(visitor)
 
     def _pass_on(self, visitor: Visitor, daemon: ServedDaemon) -> bool:
-        passing = Passing(visitor, daemon, self._means, self._waiting.remove, self._ended)
+        passing = Passing(visitor, daemon, self._means, self._waiting.is_passed_on, self._ended)
         result = passing.begin()
         if result is None:
             self._passing = passing

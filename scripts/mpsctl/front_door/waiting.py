@@ -43,6 +43,7 @@ class Waiting:
         self._gone = gone
         self._leave = leave
         self._waiters: dict[int, _Waiter] = {}
+        self._last_passed: dict[int, int] = {}
         self._look_s: Optional[float] = None
         self._paused_until_s = float("-inf")
         self.being_passed: Optional[Visitor] = None
@@ -74,7 +75,7 @@ class Waiting:
         began_s = self._clock()
         wait_s = self._judge.wait_s()
         may_pass = self.free
-        for visitor in list(self._unless_being_passed()):
+        for visitor in self._alternating():
             if visitor.since_s + wait_s <= began_s:
                 self.refuse(visitor, "waited", f"it waited {wait_s:g} s")
                 continue
@@ -84,8 +85,30 @@ class Waiting:
             if isinstance(verdict, Refuse):
                 self.refuse(visitor, verdict.reason, verdict.text)
             elif isinstance(verdict, LetIn) and may_pass:
-                may_pass = self._pass_on(visitor, verdict.daemon) and self.free
+                may_pass = self._pass_first(visitor, verdict.daemon)
         self._look_again(_SHARE_OF_LOOKS * (self._clock() - began_s))
+
+    def _pass_first(self, visitor: Visitor, daemon: ServedDaemon) -> bool:
+        """This one may come in: pass it on, or who comes before it and was judged a moment too early; of each user the
+        first is asked. Whether another one could be passed on now."""
+        asked = set()
+        for one in self._alternating():
+            if one is visitor:
+                break
+            if one.uid not in asked:
+                asked.add(one.uid)
+                verdict = self._judge.judge(one)
+                if isinstance(verdict, LetIn) and not (self._pass_on(one, verdict.daemon) and self.free):
+                    return False
+        return self._pass_on(visitor, daemon) and self.free
+
+    def is_passed_on(self, visitor: Visitor) -> None:
+        """The daemon has its credentials: it waits no more, and other users come before the next one of its user."""
+        self.remove(visitor)
+        waiting = {one.visitor.uid for one in self._waiters.values()}
+        latest = max(self._last_passed.values(), default=0) + 1
+        self._last_passed = {uid: last for uid, last in self._last_passed.items() if uid in waiting}
+        self._last_passed[visitor.uid] = latest
 
     def due(self) -> None:
         if self._look_s is not None and self._look_s <= self._clock():
@@ -107,6 +130,11 @@ class Waiting:
             self._look_s = None
         elif self._look_s is None or at_least_s:
             self._look_s = self._clock() + max(self._bounds.look_s, at_least_s)
+
+    def _alternating(self) -> list[Visitor]:
+        """Who came first comes first, of each user in turn: a client that stops in the middle holds the daemon for a
+        second, and one user may have hundreds of them."""
+        return sorted(self._unless_being_passed(), key=lambda one: (self._last_passed.get(one.uid, 0), one.number))
 
     def _unless_being_passed(self) -> Iterator[Visitor]:
         return (one.visitor for one in self._waiters.values() if one.visitor is not self.being_passed)

@@ -104,6 +104,7 @@ def _daemon(pid: int) -> DaemonProcess:
         procfs.state(pid),
         procfs.parent(pid),
         readable=environment is not None,
+        roots=procfs.is_roots(pid),
     )
     if environment is None:
         return found
@@ -162,7 +163,7 @@ def devices(daemon: DaemonProcess, gpus: Sequence[Gpu]) -> Optional[tuple[str, .
 
 
 def on_directory(daemon: DaemonProcess, public: Path, own: Path) -> bool:
-    """Whether a daemon serves an instance's public directory on this host, one inside it, or ``own``, by its
-    environment and never by a title."""
-    served = None if daemon.elsewhere else daemon.directory
+    """Whether a daemon of root's serves an instance's public directory on this host, one inside it, or ``own``, by its
+    environment and never by a title. Others may not make a socket there."""
+    served = None if daemon.elsewhere or not daemon.roots else daemon.directory
     return served is not None and (served in (public, own) or public in served.parents)

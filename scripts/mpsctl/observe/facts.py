@@ -64,6 +64,7 @@ class DaemonProcess:
     ``directory`` is the pipe directory that it serves and ``visible`` its CUDA_VISIBLE_DEVICES, by its environment;
     ``readable`` is whether that could be read. ``elsewhere`` is whether its directory is not this host's of that name:
     a container has its own. ``missing`` are files that every daemon makes there and that are gone; None: not looked at.
+    ``roots`` is whether root started it: anybody can have a process of this name and environment.
     """
 
     pid: int
@@ -78,6 +79,7 @@ class DaemonProcess:
     visible: Optional[str] = None
     elsewhere: bool = False
     missing: Optional[tuple[str, ...]] = None
+    roots: bool = False
 
 
 @dataclass(frozen=True)

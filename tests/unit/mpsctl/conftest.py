@@ -102,6 +102,7 @@ def host(root: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr(procfs, "title", lambda pid: table[pid].command if pid in table else "")
     monkeypatch.setattr(procfs, "executable", lambda pid: None)
     monkeypatch.setattr(procfs, "uid", lambda pid: table[pid].uid if pid in table else None)
+    monkeypatch.setattr(procfs, "is_roots", lambda pid: pid in table and table[pid].uid == 0)
     monkeypatch.setattr(procfs, "environment", lambda pid: table[pid].environment if pid in table else None)
     monkeypatch.setattr(procfs, "groups", lambda pid: table[pid].gids if pid in table else ())
     monkeypatch.setattr(procfs, "parent", lambda pid: table[pid].parent if pid in table else 0)

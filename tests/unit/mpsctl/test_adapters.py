@@ -277,6 +277,28 @@ def test_a_process_is_known_by_name_command_user_and_environment() -> None:
     assert not procfs.alive(child.pid)
 
 
+def test_a_process_is_roots_where_root_started_it_and_no_user_by_a_program_with_the_setuid_bit(tmp_path: Path) -> None:
+    setuid = tmp_path / "nvidia-cuda-mps-control"
+    shutil.copy("/bin/cat", setuid)
+    setuid.chmod(0o4755)
+    tmp_path.chmod(0o755)
+    root = os.geteuid() == 0
+    for program, user, expected in (("/bin/cat", None, root), (str(setuid), None, False), ("/bin/cat", 65534, False)):
+        options = {"user": user, "group": user, "extra_groups": []} if root and user else {}
+        child = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)  # type: ignore
+        try:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            child.stdin.write(b"x")
+            child.stdin.flush()
+            assert child.stdout.read(1) == b"x"
+            assert procfs.is_roots(child.pid) == expected
+        finally:
+            child.kill()
+            child.wait()
+    assert not procfs.is_roots(child.pid)
+
+
 @pytest.mark.parametrize(
     ("cgroup", "container"),
     [

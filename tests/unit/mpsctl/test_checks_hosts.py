@@ -203,6 +203,13 @@ def daemon_of_others(host: Host, **environment: str) -> int:
     return host.process("nvidia-cuda-mps-control", "nvidia-cuda-mps-control -d", environment)
 
 
+def test_a_users_process_that_looks_like_a_daemon_is_told_and_is_no_proof(live: Host) -> None:
+    """It serves no directory of an instance, whatever its environment says."""
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(live.pipe_root / "0"), "CUDA_VISIBLE_DEVICES": "0"}
+    live.process("nvidia-cuda-mps-control", "/tmp/nvidia-cuda-mps-control -d", environment, uid=1000)
+    assert amiss(judge(live)) == {"other-daemons": WARNING, "foreign-daemons": WARNING}
+
+
 @pytest.mark.parametrize("devices", [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": uuid(0)[:12]}, {}])
 def test_another_daemon_on_the_same_gpu(live: Host, devices: dict[str, str]) -> None:
     pid = daemon_of_others(live, CUDA_MPS_PIPE_DIRECTORY="/run/other", **devices)

@@ -22,7 +22,9 @@ def directory(host: Host) -> Path:
 
 def test_a_daemon_of_nobody_on_the_same_gpu(host: Host, running: FakeDaemon, directory: Path) -> None:
     their_daemon(host, directory, CUDA_VISIBLE_DEVICES="0")
-    assert names(host) == ["two-daemons-one-gpu", "foreign-daemon"]
+    assert names(host) == ["foreign-daemon", "two-daemons-one-gpu"], (
+        "that a user's process serves a GPU is its word alone"
+    )
 
 
 def test_a_daemon_that_runs_is_certain(host: Host, running: FakeDaemon, directory: Path) -> None:

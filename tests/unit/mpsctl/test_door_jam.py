@@ -139,15 +139,6 @@ def test_a_session_that_somebody_holds_is_no_jam(door: Door, environment: object
     door.come_in(visitor)
 
 
-def test_a_front_end_of_another_daemon_holds_nothing_here(door: Door) -> None:
-    holder = door.host.process(
-        "nvidia-cuda-mps-control", "nvidia-cuda-mps-control", {"CUDA_MPS_PIPE_DIRECTORY": "/run/other"}
-    )
-    unanswered(door)
-    door.daemon.not_served, door.daemon.holders = True, (holder,)
-    assert door.word(door.visitor(), within_s=3) == "jammed"
-
-
 def test_another_call_of_ours_that_has_the_session_is_no_jam(door: Door) -> None:
     unanswered(door)
     door.daemon.not_served = True

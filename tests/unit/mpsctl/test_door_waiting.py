@@ -76,6 +76,36 @@ def test_who_may_come_in_passes_those_who_may_not(world: World) -> None:
     assert not first.descriptors
 
 
+def test_another_user_comes_next_where_many_of_one_wait(world: World) -> None:
+    """Each of them stops where it holds the daemon for a second."""
+    many = [world.visitor() for _ in range(4)]
+    other = world.visitor_process(uid=65534)
+    world.judge.let_in()
+    world.judge.wake()
+    world.until(lambda: many[0].descriptors)
+    world.passes(1)
+    world.until(lambda: DESCRIPTOR.hex().encode() + b" 1" in other.printed)
+    assert not many[1].descriptors
+    other.go_on()
+    world.until(lambda: many[1].descriptors)
+    assert not many[2].descriptors
+
+
+def test_who_was_judged_a_moment_too_early_is_not_overtaken(world: World) -> None:
+    """The daemon's server turns out to be ready while the judge is asked about one after the other."""
+    first, second, third = (world.visitor() for _ in range(3))
+    asked = len(world.judge.asked)
+
+    def ready_in_the_middle(visitor: Visitor) -> Verdict:
+        return LetIn(world.daemon.served) if len(world.judge.asked) > asked + 2 else Wait("server_starting")
+
+    world.judge.verdict = ready_in_the_middle
+    world.judge.wake()
+    world.until(lambda: first.descriptors)
+    assert not second.descriptors
+    assert not third.descriptors
+
+
 def test_who_comes_while_one_is_passed_on_is_judged_after_it(world: World) -> None:
     world.judge.let_in()
     world.daemon.answers = False

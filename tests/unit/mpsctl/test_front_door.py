@@ -81,6 +81,7 @@ def test_only_directories_with_a_name_of_our_form_that_no_daemon_serves_are_remo
         directory.mkdir(parents=True)
     monkeypatch.setattr("mpsctl.adapters.control_daemon.daemons", lambda: iter([77]))
     monkeypatch.setattr(procfs, "environment", lambda pid: {pipe.VARIABLE: str(kept)})
+    monkeypatch.setattr(procfs, "is_roots", lambda pid: True)
     for name in (".short", "visible12345", ".a-longer-name-than-ours"):
         (public / name).mkdir()
     (public / ".file1234567").write_text("")
@@ -151,6 +152,14 @@ def test_daemons_on_a_directory_are_told_by_their_environment(host: Host) -> Non
     host.process("nvidia-cuda-mps-control", "/usr/bin/nvidia-cuda-mps-control -f", None)
     assert pipe.daemons_on(public) == []
     assert pipe.daemons_on(public, host.own()) == [daemon.pid]
+
+
+def test_a_process_of_a_user_with_the_name_and_the_environment_of_a_daemon_is_none(host: Host) -> None:
+    """It would keep the instance from ever starting."""
+    host.desired()
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(host.pipe_root / "0")}
+    host.process("nvidia-cuda-mps-control", "/tmp/nvidia-cuda-mps-control -d", environment, uid=1000)
+    assert pipe.daemons_on(host.pipe_root / "0", host.own()) == []
 
 
 @pytest.mark.parametrize("call", ["fsync", "fchmod"])

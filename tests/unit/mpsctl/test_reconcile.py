@@ -35,6 +35,7 @@ def test_a_bare_host_gets_program_unit_and_instances_and_they_run(fleet: Fleet) 
     assert fleet.host.systemd.acts == [
         "enable mps-control@0.service mps-control@1.service mps-front-door@0.socket mps-front-door@1.socket",
         "daemon-reload",
+        "stop mps-front-door@0.service mps-front-door@1.service",
         "start mps-front-door@0.socket mps-front-door@1.socket",
         "start mps-control@0.service mps-control@1.service",
     ]

@@ -148,6 +148,7 @@ def test_a_gpu_whose_clients_wait_gets_no_second_daemon(fleet: Fleet) -> None:
     assert fleet.host.systemd.acts == [
         "enable mps-control@c.service mps-front-door@c.socket",
         "daemon-reload",
+        "stop mps-front-door@c.service",
         "start mps-front-door@c.socket",
     ]
     fleet.host.running("a").servers.clear()
@@ -206,6 +207,7 @@ def test_a_timer_is_enabled_and_started_and_then_left_alone(fleet: Fleet) -> Non
     assert fleet.host.systemd.acts == [
         f"enable mps-control@0.service mps-front-door@0.socket {TIMER}",
         "daemon-reload",
+        "stop mps-front-door@0.service",
         "start mps-front-door@0.socket",
         f"start mps-control@0.service {TIMER}",
     ]
