@@ -625,7 +625,7 @@ class Host:
                 if pid in server.clients:
                     daemon.leave(number, pid)
 
-    def log_is_closed(self, pipe_directory: Path, owner: int = 0) -> Optional[bool]:
+    def log_is_closed(self, pipe_directory: Path, owner: int = 0, public: bool = False) -> Optional[bool]:
         """Whether only root can write into the log of the daemon that serves a directory."""
         daemon = self.daemons.get(pipe_directory)
         return None if daemon is None else daemon.pid not in self.open_logs
