@@ -35,14 +35,25 @@ def make(public: Path) -> None:
         raise NotAFile(str(public), "a link", "a folder")
     public.mkdir(_STARTING, exist_ok=True)
     pipe.remove_former(public)
-    ours = {*pipe.MADE, pipe.DOOR, files.partial_link(public / pipe.SOCKET).name}
-    theirs = sorted(path for path in public.iterdir() if path.name not in ours)
+    theirs = _not_ours(public)
     if theirs:
         raise NotReady(f"found {theirs[0]}, expected nothing in {public} that is not mps-fleet's; move it away")
     os.chown(public, os.geteuid(), os.getegid())
     public.chmod(_STARTING)
     pipe.remove_door(public)
     pipe.remove_made(public)
+
+
+def _not_ours(public: Path) -> list[Path]:
+    """What is neither a daemon's nor the front door's, whose lock is an empty folder."""
+    names = {*pipe.MADE, pipe.DOOR, files.partial_link(public / pipe.SOCKET).name}
+    lock = public / pipe.LOCK
+    found = list(lock.iterdir()) if lock.is_dir() else []
+    for path in public.iterdir():
+        folder = path.is_dir() and not path.is_symlink() and path != lock
+        if folder or path.name not in names:
+            found.append(path)
+    return sorted(found)
 
 
 def open_to_everyone(public: Path) -> bool:

@@ -72,6 +72,7 @@ def prepare(world: World, name: str) -> DaemonEnvironment:
         pipe.make(served)
     else:
         without_door.make(public)
+        pipe.remove(world.places.pipe(name))
     environment = DaemonEnvironment(served, tuple(device.uuid for device in devices), hardware.SEARCH_PATH, flags)
     files.write(environment_file(world, name), environment.as_file(), 0o600, lasting=False)
     world.say(f"prepared {served} for {', '.join(str(device) for device in devices)}")
