@@ -4,7 +4,8 @@ It is root's alone while the daemon starts, then open to the daemon's servers, a
 everyone: clients and servers of root and of uid 65534 work and log with a directory of 0711, ``control`` 0666 and all
 else 0600 (driver 580, H200). Closed again it ends nobody's work, for a client that works has no connection open.
 
-Whoever comes while it is closed finds no socket, and runs outside MPS.
+Whoever comes while it is closed may not go to the socket, and runs outside MPS. No mode keeps out a process of root's
+that has its rights over files (CAP_DAC_OVERRIDE): it comes in at any time, also before the limits are in force.
 """
 
 from __future__ import annotations

@@ -110,8 +110,9 @@ def without_front_door(view: View) -> Finding:
     if one.desired is None or (one.desired.front_door and one.serves_public is None):
         return passed("there is one, see front-door" if one.desired is not None else "not known")
     return warned(
-        "no front door: clients that come while the daemon is down, starts or is drained run outside MPS; nobody waits,"
-        " no drain refuses, no group is judged, and a client that dies in its start can jam the daemon",
+        "no front door: clients that come while the daemon is down, starts or is drained run outside MPS, and those of"
+        " root come in at any time, also before the limits are in force; nobody waits, no drain refuses, no group is"
+        " judged, and a client that dies in its start can jam the daemon",
         "a front door",
         "mps_front_door: true, as soon as the front door understands this driver",
     )

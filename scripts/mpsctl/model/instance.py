@@ -100,12 +100,17 @@ def check_together(instance: Instance) -> None:
             "no user: in multi-user mode root's server serves everyone",
             "take one of the two",
         )
-    if instance.group is not None and not instance.front_door:
+    check_group_is_judged(instance.group, instance.front_door)
+
+
+def check_group_is_judged(group: Optional[str], front_door: bool) -> None:
+    """:raises BadValue: for a group that nobody would judge."""
+    if group is not None and not front_door:
         raise _refused(
             "Group",
-            f"{instance.group!r} without the front door",
+            f"{group!r} without the front door",
             "everyone: the front door alone judges who may connect",
-            "take one of the two (mps_group, or mps_front_door: false)",
+            "set it to null, or mps_front_door to true",
         )
 
 

@@ -155,6 +155,12 @@ def test_a_drain_closes_and_the_end_of_it_opens(without: Host) -> None:
     assert modes(without) == GUARDED
 
 
+def test_a_drain_says_that_whoever_comes_runs_outside(without: Host, mpsctl: Shell) -> None:
+    assert without.door_is_open()
+    mpsctl("drain", "0", "--timeout", "1")
+    assert "run outside MPS" in mpsctl.err
+
+
 def test_a_drained_instance_starts_closed(without: Host) -> None:
     drain.drain(without.world, [configuration.load(without.world, "0")], 0)
     without.restart()
