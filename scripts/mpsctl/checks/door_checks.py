@@ -28,7 +28,8 @@ def front_door(view: View) -> Finding:
             f"the daemon greets with {shown(door.notes.unknown_greeting)} (hexadecimal), which the front door does not"
             " understand: every client is refused with error 805",
             "the greeting of the control daemons 535 to 580",
-            "see docs/decisions/front-door.md, and report the driver's version",
+            "see docs/decisions/front-door.md, and report the driver's version; until a release knows it, the driver of"
+            " before, or mps_front_door: false",
             reasons=[Reason("unknown-greeting", "the front door does not understand the control daemon")],
         )
     if not one.pid:
