@@ -17,10 +17,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterator, Optional
 
-from .conftest import LAB, LabHost, hosts
+from .conftest import LabHost, hosts
 from .rollout import Rollout
 
 SEED = "MPS_FRONT_DOOR_SEED"
@@ -34,7 +35,13 @@ LONG_S = 60.0
 """Until a trial gives up on a condition."""
 _SHORT_S = 1.0
 """For what must not happen: so long it is waited for."""
-_STORM = Path(__file__).with_name("front_door_storm.py").read_text(encoding="utf-8")
+
+
+def _script(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+_STORM, _MOMENT, _CROWD = map(_script, ("front_door_storm.py", "front_door_moment.py", "front_door_crowd.py"))
 
 
 def until(holds: Callable[[], Any], what: str, within_s: float = LONG_S) -> Any:
@@ -166,6 +173,33 @@ class DoorHost:
         )
         until(lambda: self.admission(instance).get("state") == "open", f"{self.name}: instance {instance} is open")
 
+    def set(self, section: str, line: str, instance: str = "0") -> None:
+        """Give an instance a line of its file, as a converge does, and have it take it."""
+        path, key = f"/etc/mps/{instance}.conf", line.partition("=")[0]
+        self.run(
+            f"grep -q '^\\[{section}\\]' {path} || echo '[{section}]' >>{path};"
+            f" sed -i -e '/^{key}=/d' -e 's/^\\[{section}\\]/&\\n{line}/' {path}"
+            f" && systemctl restart mps-control@{instance}"
+        )
+        self.open(instance)
+
+    @contextmanager
+    def crowd(self, count: int, uid: int = 0, fill: bool = False) -> Iterator[int]:
+        """As many connections to instance 0 that say nothing, by one process; with ``fill`` no more than the socket's
+        backlog takes. How many there are."""
+        command = f"python3 -c {shlex.quote(_CROWD)} {PUBLIC}/0 {uid} {count} {'fill' if fill else ''}"
+        with subprocess.Popen(self._ssh(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            said = process.stdout.readline().split()
+            assert said, f"{self.name}: `{command}` ended with {process.wait()}"
+            yield int(said[1])
+            process.communicate()
+
+    def moment(self, then: str) -> dict[str, Any]:
+        """Run front_door_moment.py on the host; what it saw."""
+        found: dict[str, Any] = json.loads(self.run(f"python3 - '{then}'", _MOMENT).splitlines()[-1])
+        return found
+
     def order(self, *lines: str) -> None:
         """What the simulated server does from now on."""
         if lines:
@@ -200,8 +234,14 @@ class Fleet:
 
     def everywhere(self, act: Callable[[DoorHost], Any]) -> dict[str, Any]:
         """Do the same on every host at once; what came of it, by host."""
-        with ThreadPoolExecutor(len(self.hosts)) as pool:
-            return dict(zip((host.name for host in self.hosts), pool.map(act, self.hosts)))
+        done = beside(*(partial(act, host) for host in self.hosts))
+        return dict(zip((host.name for host in self.hosts), done))
+
+
+def beside(*acts: Callable[[], Any]) -> list[Any]:
+    """Do all at once; what came of each."""
+    with ThreadPoolExecutor(len(acts)) as pool:
+        return list(pool.map(lambda act: act(), acts))
 
 
 def seed() -> int:
@@ -226,6 +266,3 @@ def fleet(prefix: str, daemons: tuple[str, ...] = DAEMONS, converged: bool = Tru
         if converged:
             found.converge()
         yield found
-
-
-__all__ = ["LAB"]

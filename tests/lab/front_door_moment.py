@@ -31,8 +31,11 @@ BOUND_S, TRIES, MOST = 20.0, 5, 2000
 
 
 def order(line: str) -> None:
+    """In one step: the server may read it at any moment."""
     ORDERS.parent.mkdir(exist_ok=True)
-    ORDERS.write_text(f"{line}\n")
+    new = ORDERS.with_suffix(".new")
+    new.write_text(f"{line}\n")
+    new.rename(ORDERS)
 
 
 def send(connection: socket.socket, message: bytes) -> None:
@@ -87,6 +90,13 @@ def is_blocked(daemon: int) -> bool:
     return True
 
 
+def is_told(client: int) -> bool:
+    """Whether the daemon has a client's credentials: a session that asks for its server is blocked as well."""
+    command = ["journalctl", "--quiet", "--output=cat", "--unit=mps-control@0.service", "--lines=20"]
+    log = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return f"NEW CLIENT {client} " in log
+
+
 def through_the_door(*options: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": PUBLIC}
     command = [CLIENT, "--hold", "0", "--timeout", "60", *options]
@@ -101,7 +111,7 @@ def in_the_moment(path: str, daemon: int, count: int) -> Optional[subprocess.Pop
     client = through_the_door("--skip-server")
     end_s = time.monotonic() + 3
     while time.monotonic() < end_s:
-        if is_blocked(daemon) and client.poll() is None:
+        if is_blocked(daemon) and is_told(client.pid) and client.poll() is None:
             return client
     order("")
     client.wait()

@@ -220,7 +220,7 @@ class Trial:
                 "modes": {**one["modes"]} if set(one["modes"].values()) != {"exclusive_process"} else None,
                 "served": one["served"] if one["served"] != sorted(one["modes"]) else None,
                 "halves of files": one["partial_files"] or None,
-                "enabled": one["enabled"] if len(one["enabled"]) != GPUS + 1 else None,
+                "enabled": one["enabled"] if len(one["enabled"]) != 2 * GPUS + 1 else None,
                 "older units loaded": one["stale"] if one["stale"] != "no" else None,
                 "runs that go on": one["at_work"] or None,
             }

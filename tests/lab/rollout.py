@@ -32,7 +32,8 @@ sed '/^set_default_device_pinned_mem_limit /d' | {_BINARY}.real
 # Another front-end, the health timer's look for one, leaves ours without an answer: then it is asked again.
 _ASK = """
 ask() {
-  place=$1; shift
+  pid=$(systemctl show --value -p MainPID mps-control@$1); shift
+  place=$(tr '\\0' '\\n' </proc/$pid/environ | grep ^CUDA_MPS_PIPE_DIRECTORY=)
   for _ in $(seq 100); do
     answer=$(echo "$@" | env $place $real) && [ -n "$answer" ] && break
     sleep 0.2
@@ -96,10 +97,9 @@ class Rollout:
 
 
 def found_on(host: LabHost) -> Found:
-    pipes = [f"CUDA_MPS_PIPE_DIRECTORY=/run/mps-fleet/{gpu}/pipe" for gpu in range(GPUS)]
     asks = [
-        f"ask {pipe} {getter}"
-        for pipe in pipes
+        f"ask {gpu} {getter}"
+        for gpu in range(GPUS)
         for getter in ("get_default_device_pinned_mem_limit 0", "get_default_active_thread_percentage")
     ]
     said = host.run(

@@ -38,7 +38,7 @@ class Outlook:
         self._unit = UnitState(world, instance, worker)
         self._file: Optional[tuple[int, ...]] = None
         self._admission: Optional[Admission] = None
-        self._drained = False
+        self._drain: Optional[drains.Drain] = None
         self._view: Optional[View] = None
         self._viewed_s = 0.0
         self.wait_s = float(admission.DEFAULT_WAIT_S)
@@ -71,7 +71,7 @@ class Outlook:
         seen = (about.st_ino, about.st_mtime_ns, about.st_size)
         if seen != self._file:
             self._admission = admission.read(self._world.places, self._instance)
-            self._drained = drains.read(self._world, self._instance) is not None
+            self._drain = drains.read(self._world, self._instance)
             self._file = seen
             if self._admission is not None:
                 self.wait_s = float(self._admission.wait_s)
@@ -80,9 +80,10 @@ class Outlook:
     def _barred(self, found: Optional[Admission], daemon: Optional[ServedDaemon]) -> Optional[Union[Wait, Refuse]]:
         closed: Optional[Refuse] = None
         if found is not None and found.state == CLOSED:
-            reason = words.DRAINED if self._drained else words.STOPPED
+            refuses = self._drain is not None and self._drain.refuse  # a stop closes as well, also a drained one
+            reason = words.DRAINED if refuses else words.STOPPED
             closed = Refuse(reason, found.why or f"instance {self._instance}: {reason}")
-            if self._drained or daemon is not None:
+            if refuses or daemon is not None:
                 return closed
         if daemon is None:  # also of a unit that was stopped: it may have been started again since
             refusal = self._unit.refusal(self._file, closed)
@@ -90,7 +91,7 @@ class Outlook:
                 return refusal
         if found is not None and found.state == OPEN:
             return Wait(words.DAEMON_DOWN) if daemon is None else None
-        return Wait(words.DRAINED if found is not None and self._drained else words.LIMITS_NOT_IN_FORCE)
+        return Wait(words.DRAINED if found is not None and self._drain is not None else words.LIMITS_NOT_IN_FORCE)
 
 
 def _lives(daemon: ServedDaemon) -> bool:

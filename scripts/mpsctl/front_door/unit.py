@@ -16,7 +16,7 @@ _RUNS = ("active", "activating", "reloading", "refreshing", "deactivating", "mai
 _AGAIN_S, _SECOND_LOOK_S = 1.0, 0.5
 _IN_A_ROW_S = 3.0
 """Two looks further apart are not in a row."""
-_HOLDS_S = 0.25
+_HOLDS_S = 0.1
 """A refusal is given by a look that is no older: whoever comes right after the unit was started waits for it."""
 
 
@@ -52,12 +52,15 @@ class UnitState:
         if told is None or told.of != of:
             self._worker.look("unit", partial(self._look, of))
             return None
+        age_s = self._world.now_s() - told.at_s
         first = told.refusal is not None and stopped is None and told.at_s - told.since_s < _SECOND_LOOK_S
-        pause_s = _SECOND_LOOK_S if first else _AGAIN_S if told.refusal is None else _HOLDS_S
+        if age_s <= _HOLDS_S and not first:
+            refusal = told.refusal if told.answered else stopped
+            if refusal is not None:
+                return refusal
+        pause_s = _SECOND_LOOK_S if first else _AGAIN_S if told.refusal is None else 0.0
         self._worker.look("unit", partial(self._look, of), told.at_s + pause_s)
-        if self._world.now_s() - told.at_s > _HOLDS_S or first:
-            return None
-        return told.refusal if told.answered else stopped
+        return None
 
     def _look(self, of: object) -> None:
         answered = True

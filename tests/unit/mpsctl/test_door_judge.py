@@ -215,6 +215,12 @@ def test_a_stopped_unit_is_looked_at_once_and_refuses_with_the_reason(
     assert door.host.systemd.shows == shows + 1
 
 
+def test_a_drained_unit_that_is_stopped_is_called_stopped(door: Door) -> None:
+    drains.mark(door.host.world, "0")
+    stopped(door)
+    assert door.word(door.visitor()) == "refused: stopped"
+
+
 def test_a_stopped_instance_refuses_also_where_systemd_does_not_answer(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,9 +241,11 @@ def test_who_comes_right_after_the_start_of_a_stopped_unit_waits(door: Door) -> 
 
 
 def test_a_drain_is_called_one(door: Door) -> None:
-    drains.mark(door.host.world, "0")
+    drains.mark(door.host.world, "0", refuse=True)
     door.drain(refuse=True)
     assert door.word(door.visitor()) == "refused: drained"
+    drains.forget(door.host.world, "0")
+    drains.mark(door.host.world, "0")
     door.drain()
     assert door.word(door.visitor(), within_s=2) == "drained"
 
