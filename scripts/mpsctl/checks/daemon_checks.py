@@ -159,8 +159,8 @@ def _why_not(one: InstanceFacts) -> tuple[str, str, str]:
 
 @judgement()
 def daemon_directory(view: View) -> Finding:
-    """Only root and the daemon's servers come to the daemon's own directory, and only root to its log. Without a front
-    door everyone comes to its socket for clients, and to nothing else."""
+    """Only root and the daemon's servers come to the daemon's own directory, only root to its log, and without a front
+    door everyone to the socket for clients alone."""
     one = view.one
     if not one.pid:
         return unknown(no_daemon(view))
