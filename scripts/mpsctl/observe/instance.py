@@ -106,9 +106,9 @@ def look(
     someone_there = found.door.stands or found.door.daemon_stands
     found.door_open = someone_there and found.pid != 0 and found.door.lets_in_to == found.pid
     served = found.main.serves.pipe_directory if found.main and found.main.serves else None
-    own = {world.places.pipe(desired.name), None}
-    if served not in own and served in (public, found.door.directory) and not pipe.is_former(served):
-        found.serves_public = served
+    if served is not None and served in (public, found.door.directory):
+        own = served == world.places.pipe(desired.name) or pipe.is_former(served)
+        found.serves_public = None if own else served
     private = served or (found.door.directory if unit.main_pid else None)
     _look_at_directory(world, found, desired, public, private)
     found.log_trusted = open_log.trusted(

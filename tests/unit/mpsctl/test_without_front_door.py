@@ -25,7 +25,7 @@ from shell import Shell
 
 DOOR = door_unit("0")
 OFF = {"DeviceMemoryLimit": "4G", "ComputeMode": "exclusive_process", "FrontDoor": "no"}
-ON = {**OFF, "FrontDoor": None}
+ON = {**OFF, "FrontDoor": "yes"}
 STARTING, SERVERS_ALONE, EVERYONE = 0o700, 0o710, 0o711
 GUARDED = {name: 0o666 if name == "control" else 0o600 for name in DAEMON_FILES}
 
@@ -459,7 +459,7 @@ def test_a_check_of_values_says_the_state_of_the_one_that_is_desired(fleet: Flee
 
 
 @pytest.mark.parametrize("more", [OFF, ON], ids=["without", "with"])
-def test_a_removal_leaves_nothing_of_either(fleet: Fleet, more: dict[str, object]) -> None:
+def test_a_removal_leaves_nothing_of_either(fleet: Fleet, more: dict[str, str]) -> None:
     fleet.converge(_0=conf(fleet, **more))
     answer = removal.remove(fleet.host.world, False)
     assert answer.error is None
