@@ -17,6 +17,7 @@ from mpsctl.adapters import procfs
 from mpsctl.adapters.control_daemon import Daemon, FrontEnd
 from mpsctl.lifecycle import apply, prepare
 from mpsctl.model.errors import NotReady
+from mpsctl.store import configuration
 from mpsctl.store.world import World
 
 
@@ -119,7 +120,8 @@ class RealDaemonHost(Host):
 
     def begin(self, name: str = "0") -> Running:
         """ExecStartPre and ExecStart."""
-        self.stand_door(name)
+        if configuration.load(self.world, name).front_door:
+            self.stand_door(name)
         daemon = self._start.unanswered(prepare.prepare(self.world, name).pipe_directory)
         self.systemd.unit(f"mps-control@{name}.service").main_pid = daemon.pid
         return daemon

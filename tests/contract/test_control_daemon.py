@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import signal
+import stat
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from fakes import FakeDaemon
 from mpsctl.adapters import control_daemon as control
-from mpsctl.adapters import pipe, procfs
+from mpsctl.adapters import log_fifo, pipe, procfs, without_door
 from mpsctl.adapters.control_daemon import NotServed, Server, Unreachable
 from mpsctl.lifecycle import apply, drain, stop, terminate
 from mpsctl.model import quantity
@@ -244,6 +245,62 @@ def test_no_daemon_starts_on_the_public_directory(host: RealDaemonHost, start: S
     by_hand = start.unanswered(public)
     assert by_hand.process.wait(timeout=30) != 0
     assert pipe.leads_to_door(public)
+
+
+# -- without a front door
+
+
+def test_without_a_front_door_everyone_comes_to_the_daemon_s_socket_and_to_nothing_else(
+    host: RealDaemonHost, version: int
+) -> None:
+    public = host.desired(DeviceMemoryLimit="900M", StopTimeoutSec=5, FrontDoor="no")
+    daemon = host.begin()
+    assert daemon.pipe_directory == public
+    daemon.wait_until_it_answers()
+    assert stat.S_IMODE(public.stat().st_mode) == 0o700  # its log is everyone's to write
+    apply.apply(host.world, "0", daemon.pid)
+    modes = {path.name: stat.filemode(path.stat().st_mode) for path in public.iterdir()}
+    expected = {
+        "control": "srw-rw-rw-",
+        "control_privileged": "srw-------",
+        "control_lock": "-rw-------",
+        "log": "prw-------",
+        "nvidia-cuda-mps-control.pid": "-rw-------",
+    }
+    if version < 550:
+        del expected["nvidia-cuda-mps-control.pid"]
+    assert modes == expected
+    assert stat.S_IMODE(public.stat().st_mode) == 0o711
+    assert without_door.is_guarded(public)
+    assert host.door_is_open()
+    assert limit_of(daemon) == ["900M"]
+    assert log_fifo.is_closed(public, public=True)
+
+
+def test_without_a_front_door_root_sets_limits_and_the_next_start_finds_its_place_empty(host: RealDaemonHost) -> None:
+    public = host.desired(DeviceMemoryLimit="900M", StopTimeoutSec=5, FrontDoor="no")
+    first = host.bring_up()
+    host.desired(DeviceMemoryLimit="800M", StopTimeoutSec=5, FrontDoor="no")
+    apply.apply(host.world, "0", first.pid)
+    assert limit_of(first) == ["800M"]
+    first.end()
+    second = host.bring_up()
+    assert limit_of(second) == ["800M"]
+    assert stop.stop(host.world, "0", second.pid)
+    assert second.process.wait() == 0
+    stop.release(host.world, "0")
+    assert stat.S_IMODE(public.stat().st_mode) == 0o700
+    assert list(public.iterdir()) == []
+
+
+def test_without_a_front_door_a_drain_closes_the_directory_and_its_end_opens_it(host: RealDaemonHost) -> None:
+    public = host.desired(DeviceMemoryLimit="900M", FrontDoor="no")
+    daemon = host.bring_up()
+    assert drained(host, 5).empty
+    assert not stat.S_IMODE(public.stat().st_mode) & 0o007
+    assert limit_of(daemon) == ["900M"]
+    drain.undrain(host.world, "0")
+    assert stat.S_IMODE(public.stat().st_mode) == 0o711
 
 
 def test_the_getter_behind_every_command_always_answers(daemon: Running) -> None:

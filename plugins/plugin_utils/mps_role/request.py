@@ -12,7 +12,7 @@ from . import project  # first: it makes mpsctl importable
 
 from mpsctl.converge.request import FORMAT  # isort: skip
 from mpsctl.model import instance_file  # isort: skip
-from mpsctl.model.settings import BY_KEY, PREFIX  # isort: skip
+from mpsctl.model.settings import BY_KEY, PREFIX, SETTINGS  # isort: skip
 
 EACH = "%i"
 """Stands for the instance's name in its file, and so for the GPU where each has an instance."""
@@ -60,11 +60,13 @@ def request(values: Mapping[str, Any], places: Mapping[str, str], build: str, at
     the program that must answer. ``atomic`` asks for changed limits alone, whole or not at all.
     """
     entries = values[f"{PREFIX}instances"]
+    # To a template every text is true, and `-e mps_front_door=false` gives one.
+    typed = {one.variable: one.check(values[one.variable]) for one in SETTINGS if one.type == "bool"}
     return {
         "format": FORMAT,
         "build": build,
         "files": [
-            {"path": places[place], "content": _rendered(template, {**places, **values}), "mode": "0644"}
+            {"path": places[place], "content": _rendered(template, {**places, **values, **typed}), "mode": "0644"}
             for place, template in _FILES.items()
         ],
         "units": [PurePosixPath(places["_mps_health_timer"]).name],

@@ -85,7 +85,16 @@ def problems(values: Mapping[str, Any]) -> list[str]:
             found.extend(_instance_problems(value))
         elif value is not None and not setting.composed:
             found.extend(_refusal(name, setting.check, value))
-    return found + _fit_problems(values) + _pipe_problems(values)
+    return found + _fit_problems(values) + _pipe_problems(values) + _group_problems(values)
+
+
+def _group_problems(values: Mapping[str, Any]) -> list[str]:
+    """Each of the two is said elsewhere where it is no good value itself."""
+    name, group, door = f"{PREFIX}group", values.get(f"{PREFIX}group"), values.get(f"{PREFIX}front_door")
+    if door is None or _refusal("", checked_values.check_yes_or_no, door):
+        return []
+    judged = checked_values.check_yes_or_no(door)
+    return _refusal(name, lambda one: instances.check_group_is_judged(one, judged), group)
 
 
 def _no_null(name: str, remedy: str) -> str:

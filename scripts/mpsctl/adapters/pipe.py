@@ -17,7 +17,7 @@ import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Optional
+from typing import Iterable, Optional
 
 from mpsctl.adapters import control_daemon, files, procfs
 from mpsctl.model.errors import NotAFile
@@ -28,6 +28,9 @@ where a directory has the lock's name it ends (control daemons 535, 550, 555).""
 
 VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 SOCKET, PRIVILEGED = "control", "control_privileged"
+
+MADE = (SOCKET, PRIVILEGED, LOCK, "log", "nvidia-cuda-mps-control.pid")
+"""All that a daemon makes in its directory (control daemons 535, 550, 555; driver 580)."""
 
 _FORMER_NAME_BYTES = 12
 _FORMER_LINKS = (SOCKET, PRIVILEGED)
@@ -66,17 +69,26 @@ def remove(directory: Path) -> None:
 def close(directory: Path) -> bool:
     """Give what the running daemon made there to root alone, and then let its servers pass; whether something was to be
     done. Who is connected stays."""
+    return set_modes(directory, [entry.name for entry in os.scandir(directory)], _MODES[SOCKET], _OPENED)
+
+
+def set_modes(directory: Path, names: Iterable[str], of_socket: int, of_directory: int) -> bool:
+    """Give ``control`` and then the directory these modes, and all else that is named to root alone; whether something
+    was to be done."""
     changed = False
-    for entry in os.scandir(directory):
-        mode = _MODES.get(entry.name, _MODE)
-        about = entry.stat(follow_symlinks=False)
+    for path in (directory / name for name in names):
+        mode = of_socket if path.name == SOCKET else _MODE
+        try:
+            about = path.lstat()
+        except FileNotFoundError:
+            continue
         if stat.S_ISLNK(about.st_mode) or stat.S_ISDIR(about.st_mode):
             continue
         if stat.S_IMODE(about.st_mode) != mode:
-            os.chmod(entry.path, mode)
+            path.chmod(mode)
             changed = True
-    if stat.S_IMODE(directory.stat().st_mode) != _OPENED:
-        directory.chmod(_OPENED)
+    if stat.S_IMODE(directory.stat().st_mode) != of_directory:
+        directory.chmod(of_directory)
         changed = True
     return changed
 
@@ -109,13 +121,13 @@ def former_directories(public: Path) -> list[Path]:
     """The directories of daemons that release 0.2.0 started."""
     if not public.is_dir():
         return []
-    return sorted(entry for entry in public.iterdir() if _is_former(entry))
+    return sorted(entry for entry in public.iterdir() if entry.is_dir() and is_former(entry))
 
 
-def _is_former(path: Path) -> bool:
-    return (
-        path.name.startswith(".") and len(path.name) == _FORMER_NAME_BYTES and path.is_dir() and not path.is_symlink()
-    )
+def is_former(directory: Path) -> bool:
+    """Whether a directory has the form of name that release 0.2.0 gave to a daemon's."""
+    name = directory.name
+    return name.startswith(".") and len(name) == _FORMER_NAME_BYTES and not directory.is_symlink()
 
 
 def remove_former(public: Path) -> None:
@@ -145,6 +157,14 @@ def remove_public(public: Path) -> None:
     """Remove what is ours of a public directory, and it where nothing else is in it."""
     if not public.is_dir() or public.is_symlink():
         return
+    remove_door(public)
+    remove_made(public)
+    with suppress(OSError):
+        public.rmdir()
+
+
+def remove_door(public: Path) -> None:
+    """Remove from a public directory what the front door and release 0.2.0 have there."""
     for name in _FORMER_LINKS:
         if (public / name).is_symlink():
             (public / name).unlink(missing_ok=True)
@@ -153,9 +173,17 @@ def remove_public(public: Path) -> None:
     with suppress(OSError):
         if stat.S_ISSOCK((public / DOOR).lstat().st_mode):
             (public / DOOR).unlink()
-    for directory in (public / LOCK, public):
-        with suppress(OSError):
-            directory.rmdir()
+    with suppress(OSError):
+        (public / LOCK).rmdir()
+
+
+def remove_made(directory: Path) -> bool:
+    """Remove what a daemon that has ended left in a directory; whether it had left something."""
+    found = [path for path in (directory / name for name in MADE) if path.exists() and not path.is_symlink()]
+    left = [path for path in found if not path.is_dir()]
+    for path in left:
+        path.unlink(missing_ok=True)
+    return bool(left)
 
 
 def daemons_on(public: Path, own: Optional[Path] = None) -> list[int]:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Optional
 
 from mpsctl.checks import words
+from mpsctl.checks.door_checks import front_door, front_door_enabled, without_front_door
 from mpsctl.checks.judgement import VERIFY_ONLY, Finding, View, failed, judgement, passed, unknown, warned
 from mpsctl.checks.unit_checks import as_root, no_daemon, reload, restart
-from mpsctl.model.finding import CONVERGE, PERSON, RELOAD, Reason
+from mpsctl.model.finding import RELOAD, Reason
 from mpsctl.model.foreign import pasted, shown
 from mpsctl.observe import daemons, facts, process_facts
-from mpsctl.observe.door_facts import DoorFacts
 from mpsctl.observe.facts import InstanceFacts
 
 
@@ -25,9 +25,12 @@ def main_process(view: View) -> Finding:
     if not main.readable:
         return unknown(f"the environment of pid {main.pid} cannot be read", remedy=as_root(view))
     directory = main.serves.pipe_directory if main.serves else None
-    own = view.host.places.pipe(one.name)
+    places, desired = view.host.places, one.desired
+    own = places.daemon_directory(desired) if desired is not None else places.pipe(one.name)
     expected = f"a child of systemd that serves {own}"
-    if directory is None or (directory != own and one.public not in directory.parents):  # there 0.2.0 had it
+    # 0.2.0 had it inside the public one; a front door that came or went since the start is for restart-pending to tell.
+    known = (own, places.pipe(one.name), one.serves_public)
+    if directory is None or (directory not in known and one.public not in directory.parents):
         served = shown(str(directory)) if directory else "no directory of its own"
         return failed(f"main process {main.pid} serves {served}", expected, restart(one))
     if main.parent != 1:
@@ -168,89 +171,21 @@ def _why_not(one: InstanceFacts) -> tuple[str, str, str]:
 
 
 @judgement()
-def front_door(view: View) -> Finding:
-    """Clients that look for the daemon find the front door, and it lets them in unless the instance is drained."""
-    one, door = view.one, view.one.door
-    if door is None or one.public is None or view.host.systemd_unread:
-        return unknown(words.unread(view.host.systemd_unread) if view.host.systemd_unread else "it was not looked at")
-    amiss = _no_door(door, one.public)
-    if amiss is not None:
-        return amiss
-    if door.notes.unknown_greeting:
-        return failed(
-            f"the daemon greets with {shown(door.notes.unknown_greeting)} (hexadecimal), which the front door does not"
-            " understand: every client is refused with error 805",
-            "the greeting of the control daemons 535 to 580",
-            "see docs/decisions/front-door.md, and report the driver's version",
-            reasons=[Reason("unknown-greeting", "the front door does not understand the control daemon")],
-        )
-    if not one.pid:
-        return unknown(no_daemon(view))
-    if one.drain is not None:
-        if not one.door_open:
-            return passed("closed by the drain")
-        line = "the front door lets clients in though the instance is drained"
-        return failed(line, "closed while it is drained", reload(one), mends=RELOAD)
-    if one.door_open:
-        told = door.admission
-        if told is not None and one.desired is not None and told.wait_s != one.desired.client_wait_s:
-            line = f"clients wait up to {told.wait_s} s at the front door"
-            return warned(line, f"up to {one.desired.client_wait_s} s", reload(one), mends=RELOAD)
-        return passed(f"{one.public} leads to the daemon")
-    line = f"the front door of {one.public} lets nobody in: clients wait, or are refused with error 805"
-    reasons = [Reason("front-door-closed", line)]
-    return failed(line, "clients are let in", reload(one), reasons=reasons, mends=RELOAD)
-
-
-def _no_door(door: DoorFacts, public: Path) -> Optional[Finding]:
-    """What is wrong with the socket that clients look for, or None."""
-    unit = door.unit
-    if unit.load_state == "masked":
-        return failed(
-            f"{unit.name} is masked: clients find nobody on {public} and run outside MPS",
-            "a front door",
-            f"systemctl unmask {pasted(unit.name)}, then site.yml",
-            reasons=[Reason("front-door-gone", f"{unit.name} is masked")],
-            mends=PERSON,
-        )
-    if not unit.active or not door.leads:
-        what = f"{unit.name} is {unit.active_state}" if not unit.active else f"{public}/control does not lead to it"
-        line = f"there is no front door: {what}; what uses CUDA on {public} now runs outside MPS"
-        service = unit.name.replace(".socket", ".service")
-        by_hand = f"systemctl stop {pasted(service)}; systemctl restart {pasted(unit.name)}"
-        remedy = f"{by_hand}; where they are not found, site.yml"
-        reasons = [Reason("front-door-gone", line, remedy)]
-        return failed(line, "a front door", remedy, reasons=reasons, mends=CONVERGE)
-    return None
-
-
-@judgement()
-def front_door_enabled(view: View) -> Finding:
-    """The front door stands from boot on, before the daemon's first start and without it."""
-    door = view.one.door
-    if door is None:
-        return unknown("it was not looked at")
-    if door.unit.enabled or door.unit.load_state == "masked":
-        return passed(f"{door.unit.name} is enabled" if door.unit.enabled else "masked: see front-door")
-    return failed(
-        f"{door.unit.name} is not enabled: after a boot clients find nobody and run outside MPS",
-        "enabled",
-        f"systemctl enable {pasted(door.unit.name)}",
-        mends=CONVERGE,
-    )
-
-
-@judgement()
 def daemon_directory(view: View) -> Finding:
-    """Only root and the daemon's servers come to the daemon's own directory, and only root to its log."""
+    """Only root and the daemon's servers come to the daemon's own directory, only root to its log, and without a front
+    door everyone to the socket for clients alone."""
     one = view.one
     if not one.pid:
         return unknown(no_daemon(view))
     directory = _served(one)
     if directory is None or one.directory_closed is None:
         return unknown("the daemon's directory cannot be looked at", remedy=as_root(view))
+    public = one.serves_public is not None
     if one.directory_closed:
-        return passed(f"{directory} is root's alone")
+        return passed(f"{directory}: {'all but the socket for clients' if public else 'it'} is root's alone")
+    if public:
+        line = f"others than root come to more in {directory} than to the daemon's socket for clients"
+        return failed(line, "everyone at the socket for clients alone", reload(one), mends=RELOAD)
     expected = "open to root and the daemon's servers alone"
     if directory == view.host.places.pipe(one.name):
         line = f"others than root come to {directory}: they can write the daemon's log, or pass by the front door"
@@ -311,6 +246,8 @@ def pipe_directory_access(view: View) -> Finding:
         return failed(reason.line, f"open to {one.connects_as}", reason.remedy, reasons=reasons)
     if not one.pid:
         return unknown(no_daemon(view))
+    if one.closed_for_now:
+        return passed(f"{one.public} is closed until clients are let in: see front-door")
     return passed(f"{one.connects_as} may enter {one.public}")
 
 
@@ -338,7 +275,8 @@ def limits_guarded(view: View) -> Finding:
     """Nobody but root changes limits. Daemons before 550, which write no pid file, let everyone who connects do it; the
     front door passes no command on."""
     one = view.one
-    if one.guards_limits or one.directory_closed:
+    behind_door = bool(one.directory_closed) and one.serves_public is None
+    if one.guards_limits or behind_door:
         who = "the control daemon lets" if one.guards_limits else "the front door and the daemon's directory let"
         return passed(f"{who} nobody but root change limits")
     if one.guards_limits is None:
@@ -346,7 +284,11 @@ def limits_guarded(view: View) -> Finding:
     return warned(
         "every local user who comes to this control daemon (older than 550) may change its limits",
         "a directory that is root's alone",
-        restart(one) if _served(one) != view.host.places.pipe(one.name) else reload(one),
+        "a daemon of 550 or newer, or mps_front_door: true"
+        if one.serves_public is not None
+        else restart(one)
+        if _served(one) != view.host.places.pipe(one.name)
+        else reload(one),
     )
 
 
@@ -381,6 +323,7 @@ JUDGEMENTS = (
     daemon_answers,
     front_door,
     front_door_enabled,
+    without_front_door,
     daemon_directory,
     pipe_directory_files,
     pipe_directory_access,

@@ -172,9 +172,14 @@ def why_restart(one: InstanceFacts) -> Optional[str]:
         return None
     served, wanted = main.serves.devices, tuple(device.uuid for device in one.devices)
     listens_on = one.door.unit.listens_on if one.door is not None else None
-    if one.door is not None and one.door.unit.active and listens_on not in (None, one.public / pipe.DOOR):
-        assert listens_on is not None
+    at_the_door = desired.front_door and one.door is not None and one.door.unit.active
+    if at_the_door and listens_on is not None and listens_on != one.public / pipe.DOOR:
         return f"the front door stands at {shown(str(listens_on.parent))}, desired {one.public}"
+    directory = main.serves.pipe_directory
+    if desired.front_door and one.serves_public is not None:
+        return f"the daemon serves {shown(str(directory))} itself, desired behind a front door"
+    if not desired.front_door and directory != one.public:
+        return f"the daemon serves {shown(str(directory))}, desired {one.public} itself, without a front door"
     if wanted and served != wanted:
         return f"the daemon serves {', '.join(map(shown, served))}, desired {', '.join(wanted)}"
     if main.several_users != desired.multi_user:

@@ -21,6 +21,10 @@ def drain(world: World, options: argparse.Namespace) -> int:
     why = checked.option("--reason", check_reason, options.reason)
     instances = _instances(world, options.instances)
     reasons = {one.name: why for one in instances}
+    for instance in instances:
+        if not instance.front_door:
+            what = "there is no front door: clients that come now run outside MPS, and root's come in all the same"
+            output.say(f"mpsctl drain: {instance.name}: {what}", stream=sys.stderr)
     drained = lifecycle.drain(world, instances, timeout_s, options.terminate, why=reasons, refuse=options.refuse)
     if options.json:
         output.say_json({"instances": {found.instance: found.as_json(world.now_s()) for found in drained}})

@@ -52,6 +52,9 @@ def _show_instance(gpus: GpuFacts, one: InstanceFacts, word: str) -> None:
 def _door(one: InstanceFacts) -> str:
     """What a client meets that comes now, and who waits."""
     door = one.door
+    if one.without_door:
+        meets = "clients may connect" if one.door_open else "what uses CUDA there runs outside MPS"
+        return f"without a front door: {meets}"
     if door is None or not door.stands:
         return "no front door: what uses CUDA there runs outside MPS"
     if one.door_open:

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional, Sequence
 
-from mpsctl.adapters import bytecode, files, pipe
+from mpsctl.adapters import bytecode, files, pipe, without_door
 from mpsctl.converge.answer import Difference, state
 from mpsctl.converge.step import Context, Step
-from mpsctl.converge.unit_steps import call, restart_doors
-from mpsctl.model.names import door_service, door_unit
+from mpsctl.converge.unit_steps import call, restart_doors, take_door_away
+from mpsctl.model.names import door_service
 from mpsctl.observe.door_facts import UnitFacts
-from mpsctl.store.world import World
 
 
 @dataclass(eq=False, repr=False)
@@ -44,6 +43,9 @@ class OpenFrontDoor(Step):
         # systemd starts no socket while its service runs.
         known = [step for step in absent if step.door.load_state == "loaded"]
         call(context, "stop", [door_service(step.instance) for step in known if step.instance])
+        for step in absent:
+            if not pipe.daemons_on(step.public):  # what one left there would be in the socket's way
+                without_door.leave(step.public, for_door=True)
         call(context, "start", [step.door.name for step in absent])
         for step in steps:
             if step.door.active and (step.public / pipe.DOOR).is_socket():
@@ -56,12 +58,29 @@ class OpenFrontDoor(Step):
                 pipe.remove_former(step.public)
 
 
-def take_away(world: World, name: str, public: Optional[Path]) -> None:
-    """Remove the front door of an instance that is stopped: first its name, so that nobody new comes, then those who
-    came are answered, then the socket."""
-    if public is not None:
-        pipe.remove_name(public)
-    socket = door_unit(name)
-    world.systemd.act("disable", [socket])
-    (world.places.units / "sockets.target.wants" / socket).unlink(missing_ok=True)
-    world.systemd.act("stop", [door_service(name), socket])
+@dataclass(eq=False, repr=False)
+class TakeFrontDoorAway(Step):
+    """Remove a front door that is no longer desired, where the daemon is down or stands in its place already.
+
+    Whoever waits there is refused; whoever comes finds the daemon itself, or nobody.
+    """
+
+    kind = "take-front-door-away"
+    door: UnitFacts
+    public: Path
+    instance: Optional[str] = None
+    blocked: Optional[str] = None
+
+    @property
+    def text(self) -> str:
+        return f"take the front door of {self.public} away"
+
+    def differences(self) -> list[Difference]:
+        return [state(self.door.name, self.door.active_state, "absent")]
+
+    @classmethod
+    def act(cls, steps: Sequence[TakeFrontDoorAway], context: Context) -> None:
+        for step in steps:
+            take_door_away(context.world, str(step.instance), step.public)
+            if not pipe.daemons_on(step.public):
+                pipe.remove_door(step.public)

@@ -9,10 +9,9 @@ from typing import Any, Mapping, Optional, Sequence
 from mpsctl.adapters import files, pipe, systemd
 from mpsctl.checks import words
 from mpsctl.converge.answer import Difference, state
-from mpsctl.converge.door_steps import take_away
 from mpsctl.converge.file_steps import remove_empty, text_of
 from mpsctl.converge.step import Context, Occupied, Step
-from mpsctl.converge.unit_steps import give_back_modes, withhold_where_somebody_came
+from mpsctl.converge.unit_steps import give_back_modes, take_door_away, withhold_where_somebody_came
 from mpsctl.lifecycle import stop
 from mpsctl.model.gpu import Gpu
 from mpsctl.model.instance import Instance
@@ -148,7 +147,7 @@ class StopAndRemoveInstance(Step):
         if self.desired is not None:
             stop.restore_modes(world, self.desired)  # where a GPU is closed while MPS is down, the stop left it so
         public = Path(self.desired.pipe_directory) if self.desired is not None else None
-        take_away(world, self.name, public)
+        take_door_away(world, self.name, public)
         if public is not None:
             tidy(public, world.places.pipe(self.name))
         front_door_notes.forget(world.places, self.name)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Iterator, Optional, Sequence
 
 from mpsctl.converge import consent, ours
-from mpsctl.converge.door_steps import OpenFrontDoor
+from mpsctl.converge.door_steps import OpenFrontDoor, TakeFrontDoorAway
 from mpsctl.converge.file_steps import InstallProgram, RemovePartialFile, WriteFile, differs, masked
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
 from mpsctl.converge.request import File
@@ -57,6 +57,7 @@ def steps(found: Situation, program: Optional[Path]) -> list[Step]:
         *enables,
         *_systemd_reload(found, writes, enables),
         *doors,
+        *_doors_that_go(found),
         *_reloads(found, [step.instance for step in doors]),
         *ordered,
         *_reloads_instead(found, restarts),
@@ -102,18 +103,33 @@ def _why_blocked(unit: UnitFacts) -> Optional[str]:
 
 def _enables(found: Situation) -> Iterator[Enable]:
     names = {unit: one.name for one in found.desired.instances for unit in (one.unit, one.door)}
+    without_door = {one.door for one in found.desired.instances if not one.front_door}
     for unit in _units(found):
-        if not unit.enabled or unit.load_state == "masked":
+        if unit.name not in without_door and (not unit.enabled or unit.load_state == "masked"):
             yield Enable(unit.name, names.get(unit.name), _why_blocked(unit))
 
 
 def _doors(found: Situation) -> Iterator[OpenFrontDoor]:
     for instance in found.desired.instances:
-        door = found.facts(instance.name).door
-        if door is None or door.stands:
+        facts = found.facts(instance.name)
+        door = facts.door
+        if not instance.front_door or door is None or door.stands:
+            continue
+        if facts.serves_public is not None:  # the restart that moves it from there brings the door
             continue
         blocked = why_masked(door.unit.name) if door.unit.load_state == "masked" else None
         yield OpenFrontDoor(door.unit, Path(instance.pipe_directory), instance.name, blocked)
+
+
+def _doors_that_go(found: Situation) -> Iterator[TakeFrontDoorAway]:
+    """Where a daemon runs behind one, its restart takes it away."""
+    for instance in found.desired.instances:
+        facts = found.facts(instance.name)
+        door = facts.door
+        if instance.front_door or door is None or not (door.unit.active or door.unit.enabled):
+            continue
+        if not facts.active or facts.serves_public == facts.public:
+            yield TakeFrontDoorAway(door.unit, Path(instance.pipe_directory), instance.name)
 
 
 def _systemd_reload(found: Situation, writes: Sequence[WriteFile], enables: Sequence[Enable]) -> list[Step]:
@@ -150,12 +166,15 @@ def _restarts(found: Situation) -> Iterator[Restart]:
                 needs={instance.name: why},
                 frees=frees,
                 moves_from=moves_from,
+                door_goes=not instance.front_door and facts.serves_public is None,
                 blocked=blocked,
             )
 
 
 def _stands_elsewhere(facts: InstanceFacts) -> Optional[Path]:
-    """The public directory at which an instance's front door stands, where another one is desired."""
+    """The public directory at which clients find an instance, where another one is desired."""
+    if facts.serves_public is not None:
+        return facts.serves_public if facts.serves_public != facts.public else None
     unit = facts.door.unit if facts.door is not None else None
     if unit is None or not unit.active or unit.listens_on is None or unit.listens_on.parent == facts.public:
         return None

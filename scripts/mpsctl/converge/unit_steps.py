@@ -136,8 +136,8 @@ class Restart(Step):
     """Restart the daemon of an instance, once nobody is connected to it.
 
     ``frees`` are the UUIDs of GPUs that it serves and that no instance has afterwards: they get back the compute modes
-    from before the first start. ``moves_from`` is the public directory at which its front door stands, where another
-    one is desired.
+    from before the first start. ``moves_from`` is the public directory at which its clients find it, where another one
+    is desired; ``door_goes`` whether its front door stands, and none is desired.
     """
 
     kind = "restart"
@@ -149,6 +149,7 @@ class Restart(Step):
     needs: Mapping[str, str] = field()
     frees: tuple[str, ...] = ()
     moves_from: Optional[Path] = None
+    door_goes: bool = False
     blocked: Optional[str] = None
 
     @property
@@ -168,7 +169,10 @@ class Restart(Step):
         withhold_where_somebody_came({step.desired.name: step.desired for step in steps}, context)
         due = [step for step in steps if step.due]
         moved = [step for step in due if step.moves_from is not None]
-        restart_doors(context, [step.desired.name for step in moved])
+        restart_doors(context, [step.desired.name for step in moved if step.desired.front_door])
+        for step in due:
+            if step.door_goes:
+                take_door_away(context.world, step.desired.name, step.moves_from or Path(step.desired.pipe_directory))
         call(context, "restart", [step.desired.unit for step in due])
         for step in moved:
             if step.moves_from is not None:
@@ -181,6 +185,17 @@ def restart_doors(context: Context, instances: Sequence[str]) -> None:
     if instances:
         call(context, "stop", [door_service(name) for name in instances])
         call(context, "restart", [door_unit(name) for name in instances])
+
+
+def take_door_away(world: World, name: str, public: Optional[Path]) -> None:
+    """Remove the front door of an instance that is stopped, or about to be: first its name, so that nobody new comes,
+    then those who came are answered, then the socket."""
+    if public is not None:
+        pipe.remove_name(public)
+    socket = door_unit(name)
+    world.systemd.act("disable", [socket])
+    (world.places.units / "sockets.target.wants" / socket).unlink(missing_ok=True)
+    world.systemd.act("stop", [door_service(name), socket])
 
 
 def withhold_where_somebody_came(instances: Mapping[str, Instance], context: Context) -> None:

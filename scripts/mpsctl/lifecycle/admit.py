@@ -2,6 +2,9 @@
 
 Every word goes into one file, which the door reads before each client that it passes on. Whoever closes the door may
 look at the daemon's clients at once: the word is in force when these functions return.
+
+Without a front door the word is the mode of the directory that clients name: they come in while it is open. Nobody is
+told to wait, or refused.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
-from mpsctl.adapters import procfs
+from mpsctl.adapters import pipe, procfs, without_door
 from mpsctl.model.instance import Instance
 from mpsctl.store import admission, configuration, drains
 from mpsctl.store.admission import CLOSED, OPEN, WAITING, Admission, ServedDaemon
@@ -24,7 +27,7 @@ def wait_for_start(world: World, instance: Instance) -> None:
 
     :raises BadValue: if the host does not have the group that may connect.
     """
-    _write(world, instance, _drained(world, instance) or _said(instance, WAITING, _STARTS))
+    _write(world, instance.name, _drained(world, instance) or _said(instance, WAITING, _STARTS))
 
 
 def let_in(world: World, instance: Instance, daemon: ServedDaemon) -> Optional[drains.Drain]:
@@ -36,10 +39,10 @@ def let_in(world: World, instance: Instance, daemon: ServedDaemon) -> Optional[d
     """
     found = _said(instance, OPEN, "", daemon)
     if drains.read(world, instance.name) is None:
-        _write(world, instance, found)
+        _write(world, instance.name, found)
     drained = drains.read(world, instance.name)
     if drained is not None:
-        _write(world, instance, _drained(world, instance, daemon) or found)
+        _write(world, instance.name, _drained(world, instance, daemon) or found)
     return drained
 
 
@@ -50,7 +53,7 @@ def close_for_drain(world: World, name: str) -> Optional[Admission]:
     known = before or Admission(WAITING)
     drained = drains.read(world, name)
     state = CLOSED if drained is not None and drained.refuse else WAITING
-    admission.write(world.places, name, replace(known, state=state, why=_told(drained), daemon=_alive(known.daemon)))
+    _write(world, name, replace(known, state=state, why=_told(drained), daemon=_alive(known.daemon)))
     return before
 
 
@@ -65,7 +68,7 @@ def close_for_end(world: World, name: str, refuse: bool) -> Optional[Admission]:
         found = known
     else:
         found = replace(known, state=WAITING, why=_STARTS)
-    admission.write(world.places, name, replace(found, daemon=_alive(known.daemon)))
+    _write(world, name, replace(found, daemon=_alive(known.daemon)))
     return before
 
 
@@ -74,13 +77,13 @@ def reopen(world: World, name: str, before: Optional[Admission]) -> None:
     if before is None or before.daemon is None or _alive(before.daemon) is None:
         return
     if drains.read(world, name) is None:
-        admission.write(world.places, name, before)
+        _write(world, name, before)
 
 
 def refuse_all(world: World, name: str) -> None:
     """The instance was stopped: whoever comes is told so at once."""
     known = admission.read(world.places, name) or Admission(CLOSED)
-    admission.write(world.places, name, replace(known, state=CLOSED, why=_STOPPED, daemon=None))
+    _write(world, name, replace(known, state=CLOSED, why=_STOPPED, daemon=None))
 
 
 def served(pid: int, pipe_directory: Path) -> Optional[ServedDaemon]:
@@ -89,8 +92,23 @@ def served(pid: int, pipe_directory: Path) -> Optional[ServedDaemon]:
     return None if started_at is None else ServedDaemon(pid, started_at, str(pipe_directory))
 
 
-def _write(world: World, instance: Instance, found: Admission) -> None:
-    admission.write(world.places, instance.name, found)
+def _write(world: World, name: str, found: Admission) -> None:
+    """A daemon without a front door is opened before it is said to be, and closed before it is said to be closed."""
+    before = admission.read(world.places, name)
+    public = _without_door(world, name, found.daemon or (before.daemon if before is not None else None))
+    if public is not None and found.state == OPEN:
+        without_door.open_to_everyone(public)
+    elif public is not None and public.is_dir():
+        without_door.close(public)
+    admission.write(world.places, name, found)
+
+
+def _without_door(world: World, name: str, daemon: Optional[ServedDaemon]) -> Optional[Path]:
+    """The public directory in which a daemon itself has its sockets, or None where it has a directory of its own."""
+    directory = Path(daemon.pipe_directory) if daemon is not None else None
+    if directory is None or directory == world.places.pipe(name) or pipe.is_former(directory):
+        return None
+    return None if (directory / pipe.PUBLIC_NAME).is_symlink() else directory  # a link: the front door stands again
 
 
 def _said(instance: Instance, state: str, why: str, daemon: Optional[ServedDaemon] = None) -> Admission:

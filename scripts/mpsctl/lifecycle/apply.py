@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from mpsctl.adapters import control_daemon as control
-from mpsctl.adapters import pipe, procfs
+from mpsctl.adapters import pipe, procfs, without_door
 from mpsctl.adapters.control_daemon import Daemon
 from mpsctl.adapters.daemon_log import DaemonLog
 from mpsctl.lifecycle import admit, compute_modes
@@ -81,14 +81,18 @@ def apply(world: World, name: str, main_pid: Optional[int] = None) -> list[str]:
 def _close_directory(world: World, instance: Instance, running: DaemonEnvironment, pid: int) -> list[str]:
     """Close the daemon's directory to all others; what was changed.
 
-    Until a daemon's first reading back nobody could come there (``pipe.make``). Whatever was open later, or was of
-    release 0.2.0, others may have written to.
+    Until a daemon's first reading back nobody could come there (``pipe.make``, ``without_door.make``). Whatever was
+    open later, or was of release 0.2.0, others may have written to.
     """
     seen_before = record.read(world, instance.name, pid) is not None
-    closed = pipe.close(running.pipe_directory)
-    if running.pipe_directory != world.places.pipe(instance.name) or (closed and seen_before):
+    directory, own = running.pipe_directory, world.places.pipe(instance.name)
+    without = directory != own and not pipe.is_former(directory)
+    closed = without_door.guard(directory) if without else pipe.close(directory)
+    if pipe.is_former(directory) or (closed and seen_before):
         open_log.note(world, instance.name, pid, procfs.started_at(pid))
-    return [f"{running.pipe_directory}: closed to everyone but root and its servers"] if closed and seen_before else []
+    if not closed or not seen_before:
+        return []
+    return [f"{directory}: {'guarded again' if without else 'closed to everyone but root and its servers'}"]
 
 
 def _log(world: World, instance: Instance) -> DaemonLog:
@@ -128,13 +132,16 @@ def _environment_of(world: World, instance: Instance, pid: int) -> DaemonEnviron
         environment = procfs.environment(pid)
     found = daemon_environment.of_process(environment)
     own, public = world.places.pipe(instance.name), Path(instance.pipe_directory)
-    if found is None or (found.pipe_directory != own and found.pipe_directory not in pipe.former_directories(public)):
+    # One of the two where the other is desired: until its restart.
+    if found is None or found.pipe_directory not in (own, public, *pipe.former_directories(public)):
         if not procfs.alive(pid):
             raise NotReady(f"the control daemon (pid {pid}) has ended; its last words are in the journal of the unit")
         if environment is None:
             raise NotReady(f"the environment of the control daemon (pid {pid}) cannot be read; run it as root")
         served = found.pipe_directory if found else "nothing that can be read"
-        raise NotReady(f"pid {pid} serves {served}, expected {own}; restart {instance.unit}")
+        raise NotReady(
+            f"pid {pid} serves {served}, expected {world.places.daemon_directory(instance)}; restart {instance.unit}"
+        )
     return found
 
 

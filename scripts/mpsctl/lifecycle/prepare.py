@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Optional
 
-from mpsctl.adapters import files, hardware, pipe
+from mpsctl.adapters import files, hardware, pipe, without_door
 from mpsctl.lifecycle import admit, compute_modes
 from mpsctl.model import foreign
 from mpsctl.model.checked_values import check_name
@@ -49,7 +49,7 @@ def prepare(world: World, name: str) -> DaemonEnvironment:
 
     :raises BadValue: if its file is refused or names a device that the host lacks.
     :raises NotReady: if the driver does not come up within the instance's bound, or another daemon serves
-        its directory.
+        its directory, or without a front door something of others lies there.
     :raises NotInForce: if the compute mode cannot be set.
     """
     check_name(name)
@@ -58,20 +58,24 @@ def prepare(world: World, name: str) -> DaemonEnvironment:
     if world.places.conf(name).exists() or record.short_lives(world, name) is not None:  # else it never was
         _back_off(world, name)
     instance = configuration.load(world, name)  # as it is now: it may have been written anew during the pause
-    public, private = Path(instance.pipe_directory), world.places.pipe(name)
+    public, served = Path(instance.pipe_directory), world.places.daemon_directory(instance)
     admit.wait_for_start(world, instance)
-    for pid in pipe.daemons_on(public, private):
+    for pid in pipe.daemons_on(public, world.places.pipe(name)):
         raise NotReady(
             f"a control daemon (pid {pid}) that this unit did not start serves {public}; end its clients, then"
             f" `echo quit | CUDA_MPS_PIPE_DIRECTORY={foreign.pasted(str(public))} nvidia-cuda-mps-control`"
         )
     flags = _flags(instance)
     devices = _with_driver(world, instance)
-    pipe.remove_former(public)
-    pipe.make(private)
-    environment = DaemonEnvironment(private, tuple(device.uuid for device in devices), hardware.SEARCH_PATH, flags)
+    if instance.front_door:
+        pipe.remove_former(public)
+        pipe.make(served)
+    else:
+        without_door.make(public)
+        pipe.remove(world.places.pipe(name))
+    environment = DaemonEnvironment(served, tuple(device.uuid for device in devices), hardware.SEARCH_PATH, flags)
     files.write(environment_file(world, name), environment.as_file(), 0o600, lasting=False)
-    world.say(f"prepared {private} for {', '.join(str(device) for device in devices)}")
+    world.say(f"prepared {served} for {', '.join(str(device) for device in devices)}")
     return environment
 
 

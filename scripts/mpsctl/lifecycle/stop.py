@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Optional
 
-from mpsctl.adapters import files, pipe, procfs
+from mpsctl.adapters import files, pipe, procfs, without_door
 from mpsctl.adapters.control_daemon import Bounded, Daemon
 from mpsctl.adapters.nvml import Nvml
 from mpsctl.lifecycle import admit, compute_modes, prepare
@@ -86,6 +86,9 @@ def release(world: World, name: str) -> None:
     """
     instance = configuration.load(world, name)
     admit.close_for_end(world, name, refuse=False)
+    public = Path(instance.pipe_directory)
+    if not pipe.daemons_on(public):  # the next start may be of a daemon behind a front door, or without one
+        without_door.leave(public, for_door=instance.front_door)
     if instance.when_down == PROHIBITED:
         _close_gpus(world, instance)
     if world.systemd.job(instance.unit) == "stop":

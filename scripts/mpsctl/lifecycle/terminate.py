@@ -90,7 +90,9 @@ def end(
 def running_daemon(world: World, instance: Instance, main_pid: int) -> Daemon:
     """The daemon of an instance that runs, whether or not its front door is open."""
     running = daemon_environment.of_process(procfs.environment(main_pid))
-    return world.daemon_of(instance.name, running.pipe_directory if running else world.places.pipe(instance.name))
+    return world.daemon_of(
+        instance.name, running.pipe_directory if running else world.places.daemon_directory(instance)
+    )
 
 
 def _lives(one: Ended) -> bool:

@@ -119,7 +119,7 @@ def check_when_down(text: object) -> str:
     raise BadValue(repr(text), "restore or prohibited", "write restore")
 
 
-def check_multi_user(value: object) -> bool:
+def check_yes_or_no(value: object) -> bool:
     """systemd's words for a boolean.
 
     :raises BadValue: otherwise.

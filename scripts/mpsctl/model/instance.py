@@ -23,8 +23,9 @@ class Instance:
     limit: REPORT, or TERMINATE after ``limit_bypass_grace_s`` seconds. ``distributed_jobs`` is what is said of
     ranks of a distributed training run among its clients: IGNORE, WARN or FAIL. ``unresponsive_daemon`` is what
     becomes of a daemon that answers nothing: REPORT or RESTART. ``client_wait_s`` is how many seconds a client waits at
-    the front door. Only root and the members of ``group`` may connect, or everyone where it is None. What the keys of
-    its file are called: ``settings``.
+    the front door. Only root and the members of ``group`` may connect, or everyone where it is None. Without
+    ``front_door`` the daemon's own sockets stand in ``pipe_directory``. What the keys of its file are called:
+    ``settings``.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Instance:
     distributed_jobs: str = WARN
     unresponsive_daemon: str = REPORT
     client_wait_s: int = 60
+    front_door: bool = True
 
     @property
     def eager_server(self) -> Optional[str]:
@@ -73,7 +75,8 @@ class Instance:
 def check_together(instance: Instance) -> None:
     """What only makes sense together.
 
-    :raises BadValue: for a prohibited GPU that no server would hold, and for a server that nobody would use.
+    :raises BadValue: for a prohibited GPU that no server would hold, a server that nobody would use, and a group that
+        nobody would judge.
     """
     if instance.when_down == PROHIBITED:
         if instance.compute_mode != gpu_names.EXCLUSIVE_PROCESS:
@@ -96,6 +99,18 @@ def check_together(instance: Instance) -> None:
             f"{instance.server_user!r} with mps_multi_user",
             "no user: in multi-user mode root's server serves everyone",
             "take one of the two",
+        )
+    check_group_is_judged(instance.group, instance.front_door)
+
+
+def check_group_is_judged(group: Optional[str], front_door: bool) -> None:
+    """:raises BadValue: for a group that nobody would judge."""
+    if group is not None and not front_door:
+        raise _refused(
+            "Group",
+            f"{group!r} without the front door",
+            "everyone: the front door alone judges who may connect",
+            "set it to null, or mps_front_door to true",
         )
 
 

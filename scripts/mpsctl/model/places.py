@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpsctl.model.instance import Instance
+
 PROGRAM = "/usr/local/bin/mpsctl"
 
 FINGERPRINT = "# Managed by mps-fleet"
@@ -39,6 +41,10 @@ class Places:
     def pipe(self, instance: str) -> Path:
         """The control daemon's own directory; clients never see it."""
         return self.runtime(instance) / "pipe"
+
+    def daemon_directory(self, instance: Instance) -> Path:
+        """Where the control daemon of an instance is to have its sockets: without a front door where clients look."""
+        return self.pipe(instance.name) if instance.front_door else Path(instance.pipe_directory)
 
     @property
     def host_lock(self) -> Path:

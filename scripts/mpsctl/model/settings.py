@@ -119,7 +119,7 @@ SETTINGS: tuple[Setting, ...] = (
         "bool",
         False,
         "Whether clients of several users share the server, which is root's.",
-        checked.check_multi_user,
+        checked.check_yes_or_no,
         null_refused=True,
         per_instance=True,
         key="MultiUser",
@@ -285,6 +285,19 @@ SETTINGS: tuple[Setting, ...] = (
         section="Clients",
         field="client_wait_s",
         comment="How long a client waits at the front door while the daemon is down or drained; then CUDA error 805.",
+    ),
+    Setting(
+        "mps_front_door",
+        "bool",
+        True,
+        "Whether clients come through the front door.",
+        checked.check_yes_or_no,
+        null_refused=True,
+        key="FrontDoor",
+        section="Clients",
+        field="front_door",
+        comment="Without a front door: clients that come while the daemon is down or drained run outside MPS.",
+        default_unwritten=True,
     ),
     # What a run may do and how it goes through a fleet: nothing of it stands in a file of a host.
     Setting(

@@ -81,7 +81,8 @@ class Watch:
         places, name = self.world.places, self.instance.name
         self._found("the front door", (one.pid for one in front_door_notes.read(places, name).let_in))
         told = admission.read(places, name)
-        directory = Path(told.daemon.pipe_directory) if told is not None and told.daemon else places.pipe(name)
+        served = Path(told.daemon.pipe_directory) if told is not None and told.daemon else None
+        directory = served or places.daemon_directory(self.instance)
         if self.client is not None or not os.access(directory, os.X_OK):
             return
         try:

@@ -43,6 +43,8 @@ class DoorFacts:
     unit: UnitFacts
     leads: bool
     admission: Optional[Admission] = None
+    daemon_stands: bool = False
+    """whether a daemon's own socket has the name that clients look for: there is no front door"""
     notes: Notes = field(default_factory=Notes)
 
     @property

@@ -296,7 +296,9 @@ class InstanceFacts:
     in_force_s: Optional[float] = None
     door: Optional[DoorFacts] = None
     door_open: bool = False
-    """whether clients come through the front door to the daemon that runs"""
+    """whether clients come to the daemon that runs, through the front door or without one"""
+    serves_public: Optional[Path] = None
+    """the public directory that the daemon itself serves, without a front door; None where it has one of its own"""
     jammed: bool = False
     """whether the front door found its daemon jammed: it took a client's credentials, and answers no question about a
     server any more"""
@@ -309,6 +311,8 @@ class InstanceFacts:
     """whether only root and the daemon's servers come to the daemon's own directory; None: not looked at"""
     guards_limits: Optional[bool] = None
     """whether the daemon lets nobody but root change limits (550 on); None: not told"""
+    closed_for_now: bool = False
+    """whether clients come to the daemon itself, and its directory is closed as the instance lets nobody in"""
     access: Optional[Obstacle] = None
     """what keeps those that may connect from the pipe directory"""
     connects_as: str = ""
@@ -338,6 +342,13 @@ class InstanceFacts:
     @property
     def pid(self) -> int:
         return self.unit.main_pid
+
+    @property
+    def without_door(self) -> bool:
+        """Whether clients come to the daemon's own sockets: as desired, or until the restart that brings a front door.
+        A daemon that stands behind a front door does so until its restart."""
+        desired = self.desired is not None and not self.desired.front_door
+        return self.serves_public is not None or (desired and not self.pid)
 
     @property
     def public(self) -> Optional[Path]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Callable, Optional, Sequence
 
 from mpsctl.adapters import control_daemon as control
-from mpsctl.adapters import hardware, pipe, procfs
+from mpsctl.adapters import hardware, pipe, procfs, without_door
 from mpsctl.adapters.daemon_log import DaemonLog
 from mpsctl.model import daemon_environment
 from mpsctl.model.errors import BadValue, MpsctlError
@@ -103,8 +103,12 @@ def look(
     found.door = _door(world, desired, door)
     jammed = found.door.notes.jammed
     found.jammed = jammed is not None and found.pid == jammed.daemon_pid and _is(found.pid, jammed.daemon_started_at)
-    found.door_open = found.door.stands and found.pid != 0 and found.door.lets_in_to == found.pid
+    someone_there = found.door.stands or found.door.daemon_stands
+    found.door_open = someone_there and found.pid != 0 and found.door.lets_in_to == found.pid
     served = found.main.serves.pipe_directory if found.main and found.main.serves else None
+    if served is not None and served in (public, found.door.directory):
+        own = served == world.places.pipe(desired.name) or pipe.is_former(served)
+        found.serves_public = None if own else served
     private = served or (found.door.directory if unit.main_pid else None)
     _look_at_directory(world, found, desired, public, private)
     found.log_trusted = open_log.trusted(
@@ -132,6 +136,7 @@ def _door(world: World, desired: Instance, unit: UnitFacts) -> DoorFacts:
         unit,
         pipe.leads_to_door(public),
         admission.read(places, name),
+        without_door.has_sockets(public),
         front_door_notes.read(places, name),
     )
 
@@ -173,7 +178,8 @@ def _look_at_directory(
     found.server_user_unknown = user is None
     found.connects_as = str(user or "")
     top = world.places.root
-    if user is not None and found.group_refused is None:
+    found.closed_for_now = found.without_door and not found.door_open
+    if user is not None and found.group_refused is None and not found.closed_for_now:
         try:
             found.access = reachability.closed_directory(public, user, top=top)
             found.access = found.access or reachability.closed_socket(public, user)
@@ -183,7 +189,10 @@ def _look_at_directory(
         return
     found.missing_files = daemons.missing_files(private)
     with suppress(OSError):
-        found.directory_closed = private == world.places.pipe(desired.name) and pipe.is_closed(private)
+        if private == found.serves_public:
+            found.directory_closed = without_door.is_guarded(private)
+        else:
+            found.directory_closed = private == world.places.pipe(desired.name) and pipe.is_closed(private)
     if found.missing_files is not None:
         with suppress(OSError):
             has_pid_file = os.path.lexists(private / daemons.PID_FILE)

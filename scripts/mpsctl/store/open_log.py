@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Optional
 
-from mpsctl.adapters import files, log_fifo
+from mpsctl.adapters import files, log_fifo, pipe
 from mpsctl.model.errors import NoRight
 from mpsctl.store import remembered
 from mpsctl.store.world import World
@@ -54,4 +54,5 @@ def trusted(
         return None
     if not pid or pipe_directory is None:
         return None
-    return log_fifo.is_closed(pipe_directory)
+    public = pipe_directory != world.places.pipe(name) and not pipe.is_former(pipe_directory)
+    return log_fifo.is_closed(pipe_directory, public=public)

@@ -625,7 +625,7 @@ class Host:
                 if pid in server.clients:
                     daemon.leave(number, pid)
 
-    def log_is_closed(self, pipe_directory: Path, owner: int = 0) -> Optional[bool]:
+    def log_is_closed(self, pipe_directory: Path, owner: int = 0, public: bool = False) -> Optional[bool]:
         """Whether only root can write into the log of the daemon that serves a directory."""
         daemon = self.daemons.get(pipe_directory)
         return None if daemon is None else daemon.pid not in self.open_logs
@@ -634,8 +634,10 @@ class Host:
 
     def prepared(self, name: str = "0") -> FakeDaemon:
         """ExecStartPre and ExecStart: a daemon that runs, its limits not yet set."""
-        if self.systemd.unit(door_unit(name)).active_state != "active" and self.with_doors:
-            self.stand_door(name, Path(configuration.load(self.world, name).pipe_directory))
+        desired = configuration.load(self.world, name)
+        with_door = self.with_doors and desired.front_door  # Wants= of the unit, as the role writes it then
+        if with_door and self.systemd.unit(door_unit(name)).active_state != "active":
+            self.stand_door(name, Path(desired.pipe_directory))
         environment = prepare.prepare(self.world, name)
         daemon = self.launch(
             {

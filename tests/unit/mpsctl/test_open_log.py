@@ -132,7 +132,7 @@ def test_an_open_log_is_a_warning_that_says_what_to_do(opened: Host) -> None:
 
 
 def test_a_log_that_cannot_be_looked_at_is_unknown(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_fifo, "is_closed", lambda directory: None)
+    monkeypatch.setattr(log_fifo, "is_closed", lambda directory, public: None)
     assert amiss(judge(live)) == {"daemon-log": UNKNOWN}
 
 

@@ -115,6 +115,7 @@ def test_each_value_is_read_back_from_the_text_on_a_host() -> None:
         "LimitBypassGraceSec": 5,
         "DistributedJobs": "fail",
         "ClientWaitSec": 7,
+        "FrontDoor": True,
         "UnresponsiveDaemon": "restart",
         "DriverTimeoutSec": 120,
         "StopTimeoutSec": 5,
@@ -125,7 +126,9 @@ def test_each_value_is_read_back_from_the_text_on_a_host() -> None:
     for key, setting in BY_KEY.items():
         value = str(given[key]).replace("%i", "pair")
         assert getattr(read, str(setting.field)) == setting.check(value), key
-        assert not setting.comment or f"# {setting.comment}\n{key}=" in text
+        unwritten = setting.default_unwritten and given[key] == setting.default
+        assert unwritten or not setting.comment or f"# {setting.comment}\n{key}=" in text
+        assert f"\n{key}=" in text or unwritten
 
 
 @pytest.mark.parametrize("word", [False, "false", "no", "off"])
@@ -137,6 +140,20 @@ def test_a_word_that_means_no_writes_no_key(word: object) -> None:
 @pytest.mark.parametrize("word", [True, "true", "yes", "on"])
 def test_a_word_that_means_yes_writes_systemds(word: object) -> None:
     assert "\nMultiUser=yes\n" in render(values(MultiUser=word))
+
+
+def test_an_instance_without_a_front_door_says_so_and_one_with_it_says_nothing() -> None:
+    text = render(values(FrontDoor=False))
+    assert "\nFrontDoor=no\n" in text
+    assert not parse_conf(text, "0").front_door
+    assert parse_conf(DEFAULT_TEXT, "0").front_door
+
+
+def test_a_group_needs_the_front_door_that_judges_it() -> None:
+    with pytest.raises(BadValue) as refusal:
+        parse_conf(render(values(FrontDoor=False, Group="video")), "0")
+    assert (refusal.value.key, refusal.value.variable) == ("Group", "mps_group")
+    assert "\n" not in str(refusal.value)
 
 
 OF_0_1_0 = """\

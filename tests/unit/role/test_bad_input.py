@@ -39,6 +39,8 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "mode": ({"mps_compute_mode": "exclusive"}, "mps_compute_mode", "expected exclusive_process or default"),
     "group": ({"mps_group": "no group"}, "mps_group", "a group's name or number"),
+    "group-without-door": ({"mps_group": "video", "mps_front_door": False}, "mps_group", "without the front door"),
+    "front-door": ({"mps_front_door": "perhaps"}, "mps_front_door", "yes or no"),
     "bypass-policy": ({"mps_limit_bypass": "kill"}, "mps_limit_bypass", "report or terminate"),
     "distributed jobs": ({"mps_distributed_jobs": "end"}, "mps_distributed_jobs", "ignore, warn or fail"),
     "bypass-grace": ({"mps_limit_bypass_grace_s": 0}, "mps_limit_bypass_grace_s", "whole seconds"),

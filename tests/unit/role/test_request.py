@@ -161,3 +161,16 @@ def test_the_first_line_says_whose_the_file_is() -> None:
     for text in (*(entry["content"] for entry in found["files"]), found["instance_per_gpu"]):
         assert text.startswith("# Managed by mps-fleet")
         assert text.endswith("\n")
+
+
+@pytest.mark.parametrize("word", [False, "false", "no"])
+def test_without_a_front_door_the_unit_does_not_start_its_socket(word: object) -> None:
+    def unit(found: dict[str, Any]) -> str:
+        return next(str(one["content"]) for one in found["files"] if one["path"] == PLACES["_mps_unit"])
+
+    wanted = "Wants=mps-front-door@%i.socket"
+    assert wanted in unit(_request())
+    found = _request(front_door=word)
+    assert wanted not in unit(found)
+    assert "{%" not in unit(found)
+    assert not parse_conf(found["instance_per_gpu"], "0").front_door

@@ -1,0 +1,119 @@
+"""The judgements of what clients of an instance find: the front door, or the daemon itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Optional
+
+from mpsctl.checks import words
+from mpsctl.checks.judgement import VERIFY_ONLY, Finding, View, failed, judgement, passed, unknown, warned
+from mpsctl.checks.unit_checks import no_daemon, reload
+from mpsctl.model.finding import CONVERGE, PERSON, RELOAD, Reason
+from mpsctl.model.foreign import pasted, shown
+from mpsctl.observe.door_facts import DoorFacts
+
+
+@judgement()
+def front_door(view: View) -> Finding:
+    """Clients that look for the daemon find the front door, and it lets them in unless the instance is drained."""
+    one, door = view.one, view.one.door
+    if door is None or one.public is None or view.host.systemd_unread:
+        return unknown(words.unread(view.host.systemd_unread) if view.host.systemd_unread else "it was not looked at")
+    without = one.without_door
+    amiss = _door_left(door, one.public) if without else _no_door(door, one.public)
+    if amiss is not None:
+        return amiss
+    if door.notes.unknown_greeting and not without:
+        return failed(
+            f"the daemon greets with {shown(door.notes.unknown_greeting)} (hexadecimal), which the front door does not"
+            " understand: every client is refused with error 805",
+            "the greeting of the control daemons 535 to 580",
+            "see docs/decisions/front-door.md, and report the driver's version; until a release knows it, the driver of"
+            " before, or mps_front_door: false",
+            reasons=[Reason("unknown-greeting", "the front door does not understand the control daemon")],
+        )
+    if not one.pid:
+        return unknown(no_daemon(view))
+    if one.drain is not None:
+        if not one.door_open:
+            return passed("closed by the drain")
+        line = "clients are let in though the instance is drained"
+        return failed(line, "closed while it is drained", reload(one), mends=RELOAD)
+    if one.door_open:
+        told = door.admission
+        if not without and told is not None and one.desired is not None and told.wait_s != one.desired.client_wait_s:
+            line = f"clients wait up to {told.wait_s} s at the front door"
+            return warned(line, f"up to {one.desired.client_wait_s} s", reload(one), mends=RELOAD)
+        return passed(f"{one.public} leads to the daemon")
+    meets = "what uses CUDA there now runs outside MPS" if without else "clients wait, or are refused with error 805"
+    line = f"nobody is let in at {one.public}: {meets}"
+    reasons = [Reason("front-door-closed", line)]
+    return failed(line, "clients are let in", reload(one), reasons=reasons, mends=RELOAD)
+
+
+def _door_left(door: DoorFacts, public: Path) -> Optional[Finding]:
+    """What is wrong where clients come to the daemon itself, or None."""
+    if not door.unit.active:
+        return None
+    line = (
+        f"{door.unit.name} is active, and the daemon itself stands at {public}: whoever came to it before waits there"
+    )
+    return warned(line, "no front door", f"systemctl stop {pasted(door.unit.name)}; or site.yml", mends=CONVERGE)
+
+
+def _no_door(door: DoorFacts, public: Path) -> Optional[Finding]:
+    """What is wrong with the socket that clients look for, or None."""
+    unit = door.unit
+    if unit.load_state == "masked":
+        return failed(
+            f"{unit.name} is masked: clients find nobody on {public} and run outside MPS",
+            "a front door",
+            f"systemctl unmask {pasted(unit.name)}, then site.yml",
+            reasons=[Reason("front-door-gone", f"{unit.name} is masked")],
+            mends=PERSON,
+        )
+    if not unit.active or not door.leads:
+        what = f"{unit.name} is {unit.active_state}" if not unit.active else f"{public}/control does not lead to it"
+        line = f"there is no front door: {what}; what uses CUDA on {public} now runs outside MPS"
+        service = unit.name.replace(".socket", ".service")
+        by_hand = f"systemctl stop {pasted(service)}; systemctl restart {pasted(unit.name)}"
+        remedy = f"{by_hand}; where they are not found, site.yml"
+        reasons = [Reason("front-door-gone", line, remedy)]
+        return failed(line, "a front door", remedy, reasons=reasons, mends=CONVERGE)
+    return None
+
+
+@judgement()
+def front_door_enabled(view: View) -> Finding:
+    """The front door stands from boot on, before the daemon's first start and without it."""
+    door, desired = view.one.door, view.one.desired
+    if door is None:
+        return unknown("it was not looked at")
+    if desired is not None and not desired.front_door:
+        if not door.unit.enabled or view.one.serves_public is None:
+            return passed("none is desired")
+        line = f"{door.unit.name} is enabled, and no front door is desired"
+        return warned(line, "not enabled", f"systemctl disable {pasted(door.unit.name)}", mends=CONVERGE)
+    if door.unit.enabled or door.unit.load_state == "masked":
+        return passed(f"{door.unit.name} is enabled" if door.unit.enabled else "masked: see front-door")
+    return failed(
+        f"{door.unit.name} is not enabled: after a boot clients find nobody and run outside MPS",
+        "enabled",
+        f"systemctl enable {pasted(door.unit.name)}",
+        mends=CONVERGE,
+    )
+
+
+@judgement(verbs=VERIFY_ONLY)
+def without_front_door(view: View) -> Finding:
+    """A front door stands between clients and the daemon (mps_front_door)."""
+    one = view.one
+    if one.desired is None or (one.desired.front_door and one.serves_public is None):
+        return passed("there is one, see front-door" if one.desired is not None else "not known")
+    return warned(
+        "no front door: clients that come while the daemon is down, starts or is drained run outside MPS, and those of"
+        " root come in at any time, also before the limits are in force; nobody waits, no drain refuses, no group is"
+        " judged, and a client that dies in its start can jam the daemon",
+        "a front door",
+        "mps_front_door: true, as soon as the front door understands this driver",
+    )
