@@ -20,15 +20,26 @@ from mpsctl.store import admission
 from mpsctl.store.admission import ServedDaemon
 
 
-def serve(places: Places, instance: str, listener: socket.socket, judge: Judge, stop: Stop) -> None:
+def serve(
+    places: Places,
+    instance: str,
+    listener: socket.socket,
+    judge: Judge,
+    stop: Stop,
+    outdated: Callable[[], bool] = lambda: False,
+) -> None:
     """Serve who connects to ``listener``, until nobody did for a minute or a stop is requested.
+
+    Once ``outdated`` says that another program is installed by now, it ends at the first moment without a connection:
+    systemd starts the new one for the next.
 
     The listener is systemd's, and stays: its backlog keeps who comes later. A stop takes as long as the daemon needs
     for the client that is being passed on, 40 s at most.
 
     :raises OSError: if the listener cannot be used.
     """
-    FrontDoor(listener, judge, functools.partial(admission.try_hold, places, instance), stop).serve()
+    hold = functools.partial(admission.try_hold, places, instance)
+    FrontDoor(listener, judge, hold, stop, outdated=outdated).serve()
 
 
 class FrontDoor:
@@ -42,8 +53,10 @@ class FrontDoor:
         stop: Stop,
         clock: Callable[[], float] = time.monotonic,
         bounds: Optional[Bounds] = None,
+        outdated: Callable[[], bool] = lambda: False,
     ) -> None:
         self._judge = judge
+        self._outdated = outdated
         self._stop = stop
         self._clock = clock
         self._bounds = bounds or Bounds()
@@ -95,12 +108,13 @@ class FrontDoor:
         return -1.0 if first is None else max(0.0, first - self._clock())
 
     def _is_idle(self) -> bool:
-        """Whether nobody has been connected for the length of idleness."""
+        """Whether nobody has been connected for the length of idleness, or is now, where the program is outdated."""
         if self._reception.connections or self._kept_open:
             self._idle_s = None
-        elif self._idle_s is None:
+            return False
+        if self._idle_s is None:
             self._idle_s = self._clock() + self._bounds.idle_s
-        elif self._idle_s <= self._clock():
+        if self._idle_s <= self._clock() or self._outdated():
             self._reception.accept()  # a last look at the backlog
             if not self._reception.connections:
                 self._reception.stop()

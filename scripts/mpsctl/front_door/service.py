@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
+from typing import Callable, Optional
 
 from mpsctl.adapters import stop_request
 from mpsctl.front_door import activation, loop
@@ -27,11 +29,25 @@ def run(world: World, instance: str) -> None:
     scribe.start()
     try:
         with stop_request.on_signals() as stop:
-            loop.serve(world.places, instance, listener, judge, stop)
+            loop.serve(world.places, instance, listener, judge, stop, _changes(world.places.program))
     finally:
         worker.end()
         scribe.end()
         judge.close()
+
+
+def _changes(program: Path) -> Callable[[], bool]:
+    """A question: is another file installed as the program than when this was called?"""
+
+    def installed() -> Optional[tuple[int, int, int]]:
+        try:
+            about = program.stat()
+        except OSError:
+            return None
+        return about.st_dev, about.st_ino, about.st_mtime_ns
+
+    first = installed()
+    return lambda: installed() != first
 
 
 def _say_fault(what: str, error: Exception) -> None:

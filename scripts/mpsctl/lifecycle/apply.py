@@ -126,8 +126,11 @@ def _environment_of(world: World, instance: Instance, pid: int) -> DaemonEnviron
     """What the main process was started with: proof that it is the daemon of this instance."""
     environment = procfs.environment(pid)
     end_s = world.now_s() + _EXEC_DEADLINE_S
-    while environment == {} and procfs.alive(pid) and world.now_s() < end_s:
-        # systemd calls us once exec has begun; the process has no environment before the kernel has finished it.
+    while environment is not None and daemon_environment.of_process(environment) is None:
+        # systemd calls us once exec has begun; the process has no environment before the kernel has finished it. Who
+        # calls us by hand may come still earlier, to a process that is systemd's own.
+        if not procfs.alive(pid) or world.now_s() >= end_s:
+            break
         world.sleep_s(_POLL_S)
         environment = procfs.environment(pid)
     found = daemon_environment.of_process(environment)

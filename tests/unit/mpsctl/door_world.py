@@ -346,7 +346,16 @@ class World:
         self.stop = Stop()
         self.now_s = 1000.0
         self.bounds = bounds or Bounds()
-        self.door = FrontDoor(self.listener, self.judge, self.hold, self.stop, lambda: self.now_s, self.bounds)
+        self.outdated = False
+        self.door = FrontDoor(
+            self.listener,
+            self.judge,
+            self.hold,
+            self.stop,
+            lambda: self.now_s,
+            self.bounds,
+            lambda: self.outdated,
+        )
         self.runs = True
         self.clients: list[Union[Client, Process]] = []
 

@@ -170,12 +170,14 @@ def test_a_process_that_is_not_this_instances_daemon_is_left_alone(host: Host, e
         apply.apply(host.world, "0", pid)
 
 
-def test_a_process_whose_exec_is_not_finished_is_waited_for(host: Host) -> None:
-    """For a moment /proc shows an empty environment (seen with control daemon 535 on a busy machine)."""
+@pytest.mark.parametrize("before", [{}, {"PATH": "/usr/bin", "LANG": "C"}])
+def test_a_process_whose_exec_is_not_finished_is_waited_for(host: Host, before: dict[str, str]) -> None:
+    """For a moment /proc shows an empty environment (seen with control daemon 535 on a busy machine), and before that
+    systemd's own (an undrain while the unit starts)."""
     host.desired(DeviceMemoryLimit="4G")
     daemon = host.prepared()
     process = host.processes[daemon.pid]
-    environment, process.environment = process.environment, {}
+    environment, process.environment = process.environment, before
 
     def finish() -> None:
         process.environment = environment

@@ -16,6 +16,7 @@ import pytest
 
 from door import parsed
 from fakes import Host
+from mpsctl.adapters import files
 from mpsctl.front_door import activation
 from mpsctl.model.errors import NotReady
 from mpsctl.model.places import Places
@@ -170,3 +171,17 @@ def test_a_client_of_a_closed_instance_is_greeted_refused_and_told_and_the_servi
     assert (service.returncode, err) == (0, "")
     assert out == "[]\n", "the program may be replaced while the service runs: nothing is imported late"
     assert (places.runtime("0") / "front-door.json").is_file()
+
+
+def test_the_service_makes_room_for_another_program_when_nobody_is_connected(root: Path) -> None:
+    program = Places(root).program
+    files.write(program, "as it was started", lasting=False)
+    with listening(root / "s") as made, serving(root, made) as process:
+        client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        client.settimeout(60)
+        client.connect(str(root / "s"))
+        assert client.recv(99) == b"OUTBHELL\0"
+        files.write(program, "another", lasting=False)
+        assert process.poll() is None
+        client.close()
+        assert process.wait(timeout=60) == 0

@@ -279,6 +279,29 @@ def test_a_request_to_stop_waits_for_a_daemon_that_owes_an_answer(world: World) 
     assert not world.runs
 
 
+def test_another_program_takes_over_at_the_first_moment_without_a_connection(world: World) -> None:
+    waiting = world.visitor()
+    world.outdated = True
+    world.rounds()
+    assert world.runs, "nobody who waits is refused for it"
+    world.judge.let_in()
+    world.passes(0.05)
+    world.until(lambda: waiting.descriptors)
+    waiting.close()
+    world.until(lambda: not world.runs)
+    later = Client(world.path)  # it waits in the backlog for the next service
+    later.step()
+    assert (later.heard, later.ended) == ([], False)
+    later.close()
+
+
+def test_who_came_at_that_moment_is_served_first(world: World) -> None:
+    late = world.client()
+    world.outdated = True
+    world.until(lambda: late.heard == [GREETING])
+    assert world.runs
+
+
 def test_it_ends_when_nobody_was_connected_for_a_minute(world: World) -> None:
     world.passes(59)
     client = world.greeted()
