@@ -145,7 +145,7 @@ def test_two_daemons_side_by_side_have_their_own_limits(host: RealDaemonHost) ->
     daemons = [host.bring_up("0"), host.bring_up("1")]
     assert [limit_of(daemon) for daemon in daemons] == [["900M"], ["800M"]]
     assert pipe.daemons_on(host.pipe_root / "0", host.own()) == [daemons[0].pid]
-    assert pipe.daemons_on(host.pipe_root / "1") == [daemons[1].pid]
+    assert pipe.daemons_on(host.pipe_root / "1", host.own("1")) == [daemons[1].pid]
 
 
 def test_a_daemon_that_died_is_told_from_one_that_is_slow(host: RealDaemonHost) -> None:
