@@ -103,7 +103,9 @@ def test_credentials_of_others_do_not_pass(target: Target) -> None:
     root_of_its_own = f"unshare --user --map-root-user {CLIENT} --hold 0 --timeout 20"
     pid = json.loads(target.as_user(SOMEBODY, root_of_its_own).splitlines()[0])["pid"]
     told = "journalctl -u mps-front-door@0 -o json --output-fields=MPS_CLIENT_UID --no-pager"
-    uids = target.run(f"{told} MPS_CLIENT_PID={pid}").splitlines()
+    told += f" MPS_CLIENT_PID={pid}"
+    target.until(f"{told} | grep -q .")
+    uids = target.run(told).splitlines()
     assert [json.loads(line)["MPS_CLIENT_UID"] for line in uids] == [str(SOMEBODY)]
 
 

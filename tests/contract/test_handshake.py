@@ -90,7 +90,7 @@ def test_any_other_word_is_of_an_unknown_type(served: Simulation, number: int) -
     before = served.log.count("Unknown type")
     with raw.greeted(served.directory / "control") as connection:
         raw.introduce(connection, struct.pack("I", number))
-        eventually(lambda: served.log.count("Unknown type") == before + 1, "nothing was logged")
+        eventually(lambda: served.log.count("Unknown type") > before, "nothing was logged")
         is_well(served)
 
 
@@ -100,7 +100,8 @@ def test_a_client_gets_a_descriptor_and_the_server_knows_its_process(served: Sim
     client = served.client()
     assert client.outcome == "client"
     assert client.said()["connections"] == 2
-    assert served.log.count(f"NEW CLIENT {client.pid} from user 0") == 2
+    line = f"NEW CLIENT {client.pid} from user 0"
+    eventually(lambda: served.log.count(line) == 2, f"{line}, twice")  # the daemon's log comes later than its answers
     assert served.clients() == [client.pid]
     client.end()
     eventually(lambda: served.clients() == [], "the client has gone")
@@ -237,7 +238,8 @@ def test_a_relay_s_clients_are_logged_under_their_own_process_and_user(
         client = simulation.client(directory=public, user=user, within=within)
         assert client.outcome == "client"
     (child,) = children(client.pid) if within else (client.pid,)
-    assert f"NEW CLIENT {child} from user {user}: " in simulation.log
+    line = f"NEW CLIENT {child} from user {user}: "
+    eventually(lambda: line in simulation.log, line)
     assert simulation.clients() == [child]
     if within:
         assert client.said()["pid"] == 1
