@@ -98,7 +98,11 @@ def load(places: Places) -> list[Host]:
     known = {field.name for field in fields(Host)}
     found = []
     for path in sorted(places.hosts.glob("*/host.json")):
-        entry = {name: value for name, value in json.loads(path.read_text()).items() if name in known}
+        try:
+            text = path.read_text()
+        except FileNotFoundError:  # another call removed the host meanwhile
+            continue
+        entry = {name: value for name, value in json.loads(text).items() if name in known}
         shares = tuple((source, target) for source, target in entry.get("shares", ()))
         found.append(Host(**{**entry, "mig": tuple(entry["mig"]), "lower": tuple(entry["lower"]), "shares": shares}))
     return found

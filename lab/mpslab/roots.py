@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Optional
 
@@ -54,7 +55,11 @@ def _digest() -> str:
 
 
 def in_use(places: Places, root: Path) -> bool:
-    return any(root.name in spec.read_text() for spec in places.hosts.glob("*/host.json"))
+    for spec in places.hosts.glob("*/host.json"):
+        with suppress(FileNotFoundError):  # another call removed the host meanwhile
+            if root.name in spec.read_text():
+                return True
+    return False
 
 
 def apt_options() -> list[str]:

@@ -124,7 +124,8 @@ def program(module: str, *arguments: str) -> list[str]:
 
     All of ours is imported before that begins, so that a child may become a user who cannot read this program.
     """
-    place = str(Path(__file__).parents[2].absolute())  # a folder, the zip application, or its kept bytecode
+    # A folder, the zip application, or its kept bytecode, which this process holds open and a child finds by its name.
+    place = os.path.realpath(Path(__file__).parents[2])
     code = f"import sys; sys.path.insert(0, sys.argv[1]); from mpsctl.adapters import {module}; {module}.child()"
     return [sys.executable, "-IS", "-c", code, place, *arguments]
 

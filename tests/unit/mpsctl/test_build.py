@@ -233,7 +233,7 @@ class Installed:
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("mpsctl ")
-        return f"{self.cache}/mpsctl-" in done.stderr
+        return "/proc/self/fd/" in done.stderr  # it is held open while the program runs
 
 
 @pytest.fixture
@@ -249,6 +249,18 @@ def test_bytecode_is_kept_per_build_and_python_and_then_used(installed: Installe
     assert installed.kept().stat().st_mode & 0o7777 == 0o644
     assert installed.cache.stat().st_mode & 0o7777 == 0o755
     assert installed.uses_it(python)
+
+
+@needs_root
+def test_bytecode_that_a_removal_takes_away_meanwhile_is_imported_all_the_same(
+    installed: Installed, python: str
+) -> None:
+    installed.keep(python)
+    with zipfile.ZipFile(installed.program) as program:
+        start, _, _ = program.read("__main__.py").decode().partition("from mpsctl.cli.main import main")
+    late = f"import mpsctl, shutil; shutil.rmtree({str(installed.cache)!r}); import mpsctl.observe.host; print('late')"
+    done = subprocess.run([python, "-IS", "-c", start + late], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout, done.stderr) == ("late\n", "")
 
 
 @needs_root
