@@ -14,6 +14,7 @@ from mpslab.places import Places, places
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Every verb with its options, declared one after the other: long, and without a branch."""
     parser = argparse.ArgumentParser(
         prog="lab/lab",
         description="Real systemd hosts on this machine, with NVIDIA's own MPS control daemon, and with GPUs that are "

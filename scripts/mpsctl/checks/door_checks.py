@@ -10,6 +10,7 @@ from mpsctl.checks.judgement import VERIFY_ONLY, Finding, View, failed, judgemen
 from mpsctl.checks.unit_checks import no_daemon, reload
 from mpsctl.model.finding import CONVERGE, PERSON, RELOAD, Reason
 from mpsctl.model.foreign import pasted, shown
+from mpsctl.model.names import door_service
 from mpsctl.observe.door_facts import DoorFacts
 
 
@@ -20,7 +21,7 @@ def front_door(view: View) -> Finding:
     if door is None or one.public is None or view.host.systemd_unread:
         return unknown(words.unread(view.host.systemd_unread) if view.host.systemd_unread else "it was not looked at")
     without = one.without_door
-    amiss = _door_left(door, one.public) if without else _no_door(door, one.public)
+    amiss = _door_left(door, one.public) if without else _no_door(one.name, door, one.public)
     if amiss is not None:
         return amiss
     if door.notes.unknown_greeting and not without:
@@ -61,7 +62,7 @@ def _door_left(door: DoorFacts, public: Path) -> Optional[Finding]:
     return warned(line, "no front door", f"systemctl stop {pasted(door.unit.name)}; or site.yml", mends=CONVERGE)
 
 
-def _no_door(door: DoorFacts, public: Path) -> Optional[Finding]:
+def _no_door(name: str, door: DoorFacts, public: Path) -> Optional[Finding]:
     """What is wrong with the socket that clients look for, or None."""
     unit = door.unit
     if unit.load_state == "masked":
@@ -75,8 +76,7 @@ def _no_door(door: DoorFacts, public: Path) -> Optional[Finding]:
     if not unit.active or not door.leads:
         what = f"{unit.name} is {unit.active_state}" if not unit.active else f"{public}/control does not lead to it"
         line = f"there is no front door: {what}; what uses CUDA on {public} now runs outside MPS"
-        service = unit.name.replace(".socket", ".service")
-        by_hand = f"systemctl stop {pasted(service)}; systemctl restart {pasted(unit.name)}"
+        by_hand = f"systemctl stop {pasted(door_service(name))}; systemctl restart {pasted(unit.name)}"
         remedy = f"{by_hand}; where they are not found, site.yml"
         reasons = [Reason("front-door-gone", line, remedy)]
         return failed(line, "a front door", remedy, reasons=reasons, mends=CONVERGE)

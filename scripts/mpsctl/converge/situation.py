@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Mapping, Sequence
 
 from mpsctl.adapters import hardware
@@ -140,8 +139,3 @@ def _named_by_its_gpu(world: World, name: str) -> bool:
         return configuration.load(world, name).gpus == (name,)
     except BadValue:
         return False
-
-
-def rewritten(situation: Situation, paths: Sequence[Path]) -> list[Instance]:
-    """The desired instances whose file is among those that are written."""
-    return [one for one in situation.desired.instances if situation.world.places.conf(one.name) in paths]

@@ -86,12 +86,6 @@ def refuse_all(world: World, name: str) -> None:
     _write(world, name, replace(known, state=CLOSED, why=_STOPPED, daemon=None))
 
 
-def served(pid: int, pipe_directory: Path) -> Optional[ServedDaemon]:
-    """A daemon's process as the front door knows it, or None where it has ended."""
-    started_at = procfs.started_at(pid)
-    return None if started_at is None else ServedDaemon(pid, started_at, str(pipe_directory))
-
-
 def _write(world: World, name: str, found: Admission) -> None:
     """A daemon without a front door is opened before it is said to be, and closed before it is said to be closed."""
     before = admission.read(world.places, name)

@@ -3,6 +3,8 @@
 Runs with MPS and without alternate, and change places from round to round, so that a GPU that grows warm or a host
 that grows busy decides nothing. What counts is the median of the rounds, and a difference must be larger
 than their spread.
+
+It is long, and stays one module: the rules by which steps are paired, judged and put into words are read as one.
 """
 
 from __future__ import annotations

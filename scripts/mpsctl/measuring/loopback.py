@@ -1,9 +1,11 @@
 """Two ranks of a distributed job on one GPU, under MPS and time-sliced: what they cost, and how they fail.
 
-The ranks (outside/rank.py) are run by the user's Python that has torch; the sides are those of acts/sides.py, each
+The ranks (adapters/rank.py) are run by the user's Python that has torch; the sides are those of comparison.py, each
 rank with half of the memory. Each run is two new processes: a few steps of training, then a storm of small
 all-reduces. On each side and with each backend a rank is then killed in its storm, and one never comes: the other must
 end by itself, and nothing may be left.
+
+It is long, and stays one module: one trial from its request to its report, in the order in which it is taken.
 """
 
 from __future__ import annotations

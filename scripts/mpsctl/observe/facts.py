@@ -98,8 +98,7 @@ class MainProcess:
     """The main process of an instance's unit.
 
     ``serves`` is what it was started with, None where that may not be read or is no daemon's; ``replaced`` whether its
-    file is not the installed one any more, in words; ``several_users`` whether it was told to serve several users;
-    ``gids`` are its groups, empty where they are not told.
+    file is not the installed one any more, in words; ``several_users`` whether it was told to serve several users.
     """
 
     pid: int
@@ -109,7 +108,6 @@ class MainProcess:
     readable: bool
     serves: Optional[DaemonEnvironment]
     several_users: bool
-    gids: tuple[int, ...] = ()
     replaced: Optional[str] = None
 
     @property

@@ -161,7 +161,6 @@ def main_process(pid: int) -> MainProcess:
         environment is not None,
         daemon_environment.of_process(environment),
         hardware.serves_several_users(procfs.command(pid)),
-        tuple(procfs.groups(pid)),
         hardware.replaced(pid),
     )
 
