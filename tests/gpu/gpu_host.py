@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any, Callable, NoReturn
@@ -111,6 +112,29 @@ class Host:
         if check and done.returncode:
             fail(f"`{command}` ended with {done.returncode}")
         return done.stdout
+
+    def follow(self, command: str, timeout_s: float = 560) -> list[str]:
+        """Run a command that prints as it goes: each line is shown as it comes, and kept; it is ended after a while."""
+        leader = boot.leader_pid(self._places, self._name)
+        if leader is None:
+            fail(f"`{command}`: the host is not running")
+        print(f"gpu-host# {command}", flush=True)
+        process = subprocess.Popen(
+            enter.command(leader, [command]),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        bound = threading.Timer(timeout_s, process.terminate)
+        bound.start()
+        lines = []
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            lines.append(line.rstrip("\n"))
+        process.wait()
+        bound.cancel()
+        return lines
 
     def wait(self) -> None:
         """Until the boot is over."""

@@ -3,8 +3,8 @@
 
 A host boots from build/gpu-bundle.tar.xz with the GPU passed through (see gpu_host.py); compute mode, persistence and
 clocks are left as found. Each part can be named: `gpu_test.py verify bench`; those that take minutes by themselves
-must be: `gpu_test.py sweeps models`. What was printed is kept in build/gpu-report.txt, with the machine, the driver and
-the versions. A part that breaks off is named, the next begins.
+must be: `gpu_test.py sweeps models door-storm`. What was printed is kept in build/gpu-report.txt, with the machine, the
+driver and the versions. A part that breaks off is named, the next begins.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Callable, TextIO
 
 import bench_trial
 import consent_trial
+import front_door_trial
 import limits_trial
 import plan_trial
 import users_trial
@@ -61,6 +62,7 @@ PARTS: dict[str, Callable[[Host], None]] = {
     "loopback": bench_trial.loopback,
 }
 LONG: dict[str, Callable[[Host], None]] = {
+    **front_door_trial.PARTS,
     "sweeps": bench_trial.long,
     "models": bench_trial.torch,
 }
