@@ -110,8 +110,8 @@ def _crowd(directory: str, size: int) -> float:
 
 
 def cost(options: argparse.Namespace) -> dict[str, Any]:
-    ways = {"door": public("0"), "directly": own("0")}
-    for directory in ways.values():
+    sides = {"door": public("0"), "directly": own("0")}
+    for directory in sides.values():
         _one(directory)
     found: dict[str, Any] = {}
     measures: tuple[tuple[str, int, Callable[[str], float]], ...] = (
@@ -119,13 +119,13 @@ def cost(options: argparse.Namespace) -> dict[str, Any]:
         (f"{options.crowd} at once", options.crowd_rounds, lambda directory: _crowd(directory, options.crowd)),
     )
     for name, rounds, measure in measures:
-        times: dict[str, list[float]] = {way: [] for way in ways}
+        times: dict[str, list[float]] = {side: [] for side in sides}
         for number in range(rounds):
-            for way in sorted(ways, reverse=bool(number % 2)):
-                times[way].append(measure(ways[way]))
-        middle = {way: round(median(values), 4) for way, values in times.items()}
+            for side in sorted(sides, reverse=bool(number % 2)):
+                times[side].append(measure(sides[side]))
+        middle = {side: round(median(values), 4) for side, values in times.items()}
         ratio = round(middle["door"] / middle["directly"], 3)
-        spread = {way: [round(min(values), 4), round(max(values), 4)] for way, values in times.items()}
+        spread = {side: [round(min(values), 4), round(max(values), 4)] for side, values in times.items()}
         found[name] = {"rounds": rounds, "median_s": middle, "range_s": spread, "ratio": ratio}
         say(f"{name}: {found[name]}")
     return found
@@ -204,6 +204,7 @@ def first(options: argparse.Namespace) -> dict[str, Any]:
 class Storm:
     def __init__(self, instances: list[str], loops: int, limit_mib: int) -> None:
         self.counts: dict[str, collections.Counter[str]] = {name: collections.Counter() for name in instances}
+        self.killed_s = time.monotonic()
         self._limit_mib = limit_mib
         self._over = threading.Event()
         self._lock = threading.Lock()
@@ -219,7 +220,10 @@ class Storm:
 
     def _loop(self, instance: str, uid: int) -> None:
         while not self._over.is_set():
-            outcome = met(*end(begin(public(instance), uid, "--hold-s", "0.2")), self._limit_mib)
+            found, hung = end(begin(public(instance), uid, "--hold-s", "0.2"))
+            outcome = met(found, hung, self._limit_mib)
+            if outcome in ("outside", "unlimited", "hung"):
+                say(f"{outcome}, {time.monotonic() - self.killed_s:.2f} s after the last kill: {found}")
             self.note(instance, outcome)
             self.note(instance, f"of uid {uid}")
 
@@ -288,6 +292,7 @@ def storm(options: argparse.Namespace) -> dict[str, Any]:
         with suppress(FileNotFoundError):
             os.unlink(f"/run/mps-fleet/{instance}/starts.json")
         pid, start = _kill(f"{unit}.service"), time.monotonic()
+        run.killed_s = start
         if not pid:
             raise SystemExit(f"found no process of {unit} for 20 s, expected one to kill")
         done[what] += 1

@@ -108,11 +108,32 @@ def jam(host: Host) -> None:
     if found.get("jammed"):
         host.run("mpsctl status", check=False)
         said = host.run("mpsctl health; sleep 1; mpsctl health", check=False)
-        soft("health says what it does", "unresponsive" in said or "jammed" in said, said.splitlines()[:2])
+        soft("told as a jam", "jammed" in said, said.splitlines()[:2])
         time.sleep(3)
         soft("healed: a client comes in", client(host).get("mps") == 1, "")
     converge(host, "4G", f"-e mps_front_door=true {RESTART}", quiet=True)
     soft("with the door again a client comes in", client(host).get("mps") == 1, "")
+
+
+def early_server(host: Host) -> None:
+    """A daemon by hand whose server is started before the limit is set, as somebody could do it: what a client gets."""
+    converge(host, "4G", RESTART, quiet=True)
+    host.run("systemctl stop mps-control@0", quiet=True)
+    by_hand = "CUDA_MPS_PIPE_DIRECTORY=/run/by-hand CUDA_MPS_LOG_DIRECTORY=/run/by-hand"
+    ask = f"{by_hand} nvidia-cuda-mps-control"
+    wait = "for i in $(seq 100); do [ -e /run/by-hand/control ] && break; sleep 0.05; done"
+    host.run(f"mkdir -p /run/by-hand; {by_hand} nvidia-cuda-mps-control -d; {wait}")
+    try:
+        host.run(
+            "printf 'start_server -uid 0\nset_default_device_pinned_mem_limit 0 4G\nget_server_list\n'"
+            f" | {ask}; S=$(echo get_server_list | {ask});"
+            f' printf "get_server_status $S\nset_device_pinned_mem_limit $S 0 4G\n'
+            f'get_device_pinned_mem_limit $S 0\nget_server_status $S\n" | {ask}; {by_hand} {CLIENT};'
+            f" tail -5 /run/by-hand/server.log",
+            check=False,
+        )
+    finally:
+        host.run(f"echo quit | {ask}; systemctl start mps-control@0", check=False)
 
 
 def containers(host: Host) -> None:
@@ -147,6 +168,7 @@ PARTS = {
     "door-containers": containers,
     "door-jam": jam,
     "door-storm": storm,
+    "door-early-server": early_server,
     "door-first-clients": first_clients,
 }
 

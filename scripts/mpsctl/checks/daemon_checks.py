@@ -150,8 +150,8 @@ def _why_not(one: InstanceFacts) -> tuple[str, str, str]:
         return found, f"kill -CONT {one.pid}, and find who stopped it", "daemon-stopped"
     if one.jammed:
         found = (
-            f"the control daemon (pid {one.pid}) is jammed: it took a client's credentials and gave it no answer, and"
-            " answers nobody since"
+            f"the control daemon (pid {one.pid}) is jammed: it answers no question about its servers, nobody holds its"
+            " session, and new clients hang; so it stays when a client dies as it connects"
         )
         remedy = f"when no client is at work, systemctl restart {unit}; health does it where nobody can be hurt"
         return found, remedy, "daemon-jammed"

@@ -6,7 +6,6 @@ import os
 from dataclasses import dataclass
 from typing import Optional, Union
 
-from mpsctl.adapters import procfs
 from mpsctl.front_door import words
 from mpsctl.front_door.judge import Refuse, Wait
 from mpsctl.front_door.unit import UnitState
@@ -48,7 +47,7 @@ class Outlook:
         now_s = self._world.now_s()
         if self._view is None or not 0 <= now_s - self._viewed_s < _HOLDS_S:
             found = self._read()
-            daemon = found.daemon if found and found.daemon and _lives(found.daemon) else None
+            daemon = found.daemon if found and found.daemon and found.daemon.lives else None
             self._view = View(found, daemon, self._barred(found, daemon))
             self._viewed_s = now_s
         return self._view
@@ -56,7 +55,7 @@ class Outlook:
     def serves(self) -> Optional[View]:
         """As ``view``, but what holds now, and without a question to systemd; None where no daemon lives."""
         found = self._read()
-        if found is None or found.daemon is None or not _lives(found.daemon):
+        if found is None or found.daemon is None or not found.daemon.lives:
             return None
         open_ = found.state == OPEN
         return View(found, found.daemon, None if open_ else Wait(words.LIMITS_NOT_IN_FORCE))
@@ -92,7 +91,3 @@ class Outlook:
         if found is not None and found.state == OPEN:
             return Wait(words.DAEMON_DOWN) if daemon is None else None
         return Wait(words.DRAINED if found is not None and self._drain is not None else words.LIMITS_NOT_IN_FORCE)
-
-
-def _lives(daemon: ServedDaemon) -> bool:
-    return procfs.started_at(daemon.pid) == daemon.started_at and procfs.alive(daemon.pid)

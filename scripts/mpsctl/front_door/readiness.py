@@ -17,6 +17,7 @@ from mpsctl.front_door import servers, words
 from mpsctl.front_door.servers import FAULT, READY, Seen
 from mpsctl.front_door.worker import Worker
 from mpsctl.model.errors import NotReady
+from mpsctl.store import admission
 from mpsctl.store.admission import ServedDaemon
 from mpsctl.store.world import World
 
@@ -140,12 +141,32 @@ class Readiness:
         if now_s - start.since_s > _START_S:
             self._starts[want.uid] = _Start(now_s + _PAUSE_S)
             return words.SERVER_NOT_READY, _PAUSE_S
-        if not listed and (start.asked_s is None or now_s - start.asked_s >= _ASK_AGAIN_S):
-            self._talk(want).ask([f"start_server -uid {want.uid}"], servers.SESSION_S)
+        due = start.asked_s is None or now_s - start.asked_s >= _ASK_AGAIN_S
+        if not listed and due and self._ask_for_one(want):
             start.asked_s = self._world.now_s()
         pause_s = _POLLS_S[start.looks] if start.looks < len(_POLLS_S) else _SLOW_S
         start.looks += 1
         return words.SERVER_STARTING, pause_s
+
+    def _ask_for_one(self, want: Want) -> bool:
+        """Have the daemon start a server; False while somebody writes the admission.
+
+        A daemon that starts is told its limits after its first answer, and a server takes them when it starts. So this
+        daemon is asked, and never the next one on its directory: none begins while the admission is held.
+
+        :raises NotReady: as ``Daemon.ask``, or if the daemon has ended.
+        """
+        held = admission.try_hold(self._world.places, self._instance)
+        if held is None:
+            return False
+        try:
+            found = admission.read(self._world.places, self._instance)
+            if found is None or found.daemon != want.daemon or not want.daemon.lives:
+                raise NotReady(f"the control daemon (pid {want.daemon.pid}) has ended")
+            self._talk(want).ask([f"start_server -uid {want.uid}"], servers.SESSION_S)
+        finally:
+            held.close()
+        return True
 
     def _talk(self, want: Want) -> Daemon:
         return self._world.daemon_of(self._instance, Path(want.daemon.pipe_directory))

@@ -108,7 +108,7 @@ def _look_after_daemon(world: World, desired: Instance, found: InstanceFacts, gp
     started_at = procfs.started_at(pid)
     wanted = desired.unresponsive_daemon == RESTART
     if found.jammed and _nobody_is_hurt(found, gpus):
-        why = "the front door found it jammed, NVML lists no client, and nobody who was let in is alive"
+        why = "it is jammed, NVML lists no client, and nobody who was let in is alive"
         return [_end_daemon(world, desired, pid, why)]
     untold = found.answer.holders_untold if found.answer.kind == facts.NOT_SERVED else ""
     if untold:
@@ -135,8 +135,8 @@ def _end_daemon(world: World, desired: Instance, pid: int, why: str) -> Action:
 
 def _nobody_is_hurt(found: InstanceFacts, gpus: GpuFacts) -> bool:
     """Whether it is certain that a daemon has no client: NVML tells all of its GPUs' clients, which are none, and of
-    those whom the front door let in to it nobody lives."""
-    if found.door is None or gpus.unread is not None or not found.devices:
+    those whom the front door let in to it nobody lives. Without a front door nobody counts who is coming."""
+    if found.door is None or found.serves_public is not None or gpus.unread is not None or not found.devices:
         return False
     listed = [gpus.clients.get(device.uuid) for device in found.devices]
     return all(pids is not None and not pids for pids in listed) and not any(

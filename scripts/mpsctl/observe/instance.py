@@ -265,6 +265,18 @@ def _ask(
         found.answer = Answer(facts.ANSWERED)
     except MpsctlError as error:
         found.answer = no_answer(error)
+        found.jammed = found.jammed or _is_jammed(found, told[-1])
+
+
+def _is_jammed(found: InstanceFacts, listed: Sequence[str]) -> bool:
+    """Whether a daemon that told its defaults and the list of its servers, and then nothing of a server, is jammed: so
+    answers one that a client's death jammed (driver 580, H200), if nobody holds its session and no server is stopped.
+    """
+    answer = found.answer
+    if answer.kind != facts.NOT_SERVED or answer.held or answer.holders_untold or procfs.stopped(found.pid):
+        return False
+    pids = [int(word) for line in listed for word in line.split() if word.isdigit()]
+    return bool(pids) and not any(map(procfs.stopped, pids))
 
 
 def no_answer(error: MpsctlError) -> Answer:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Iterator, Optional
 
-from mpsctl.adapters import files
+from mpsctl.adapters import files, procfs
 from mpsctl.model.places import Places
 from mpsctl.store import remembered
 
@@ -37,6 +37,10 @@ class ServedDaemon:
     pid: int
     started_at: int
     pipe_directory: str
+
+    @property
+    def lives(self) -> bool:
+        return procfs.started_at(self.pid) == self.started_at and procfs.alive(self.pid)
 
 
 @dataclass(frozen=True)

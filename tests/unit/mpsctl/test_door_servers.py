@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Iterator
+import fcntl
+from typing import Iterator, Sequence
 
 import pytest
 
@@ -10,6 +11,7 @@ from door import ALICE, BOB, UNIT, Door
 from fakes import Host
 from mpsctl.front_door.judge import LetIn, Visitor, Wait
 from mpsctl.front_door.users import Queue
+from mpsctl.store import admission
 
 
 @pytest.fixture
@@ -69,6 +71,51 @@ def test_nobody_is_let_in_while_the_server_starts(door: Door) -> None:
     assert door.settled(visitor) == LetIn(door.served)
     assert door.host.clock.now_s - began_s >= 1
     assert starts(door) == ["start_server -uid 0"]
+
+
+def test_a_start_that_was_meant_for_one_daemon_never_reaches_the_next(door: Door) -> None:
+    """Its limits are not in force yet, and a server takes them when it starts."""
+    former = door.daemon
+    answer = former.ask
+
+    def answers_and_ends(commands: Sequence[str], deadline_s: float = 10) -> list[list[str]]:
+        said = answer(commands, deadline_s)
+        door.host.kill(former.pid)
+        door.launch()
+        return said
+
+    former.ask = answers_and_ends  # type: ignore[method-assign]
+    assert isinstance(door.settled(door.visitor(), within_s=1), Wait)
+    assert door.daemon is not former
+    assert starts(door) == []
+    door.open()
+    door.come_in(door.visitor())
+    assert starts(door) == ["start_server -uid 0"]
+
+
+def test_no_daemon_begins_while_one_is_asked_to_start_a_server(door: Door) -> None:
+    """A start closes the instance first, which waits for the question."""
+    tried = []
+
+    def closes(command: str) -> None:
+        if command.startswith("start_server"):
+            inside = admission.path(door.host.places, "0").with_suffix(".lock")
+            with open(inside) as lock, pytest.raises(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            tried.append(command)
+
+    door.daemon.before_command = closes
+    door.come_in(door.visitor())
+    assert tried == ["start_server -uid 0"]
+
+
+def test_while_the_admission_is_written_no_server_is_started(door: Door) -> None:
+    visitor = door.visitor()
+    with open(admission.path(door.host.places, "0").with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert door.word(visitor, within_s=1) == "server-starting"
+        assert starts(door) == []
+    assert door.settled(visitor) == LetIn(door.served)
 
 
 def test_users_of_one_server_start_it_once_and_do_not_look_in_turns(door: Door) -> None:

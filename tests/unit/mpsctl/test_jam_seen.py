@@ -1,0 +1,82 @@
+"""A jam that a look itself sees: the daemon tells its defaults and its servers, and nothing of a server (driver 580).
+
+Seen on an H200 without a front door, where a first client was killed while its server started.
+"""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import pytest
+
+from fakes import FakeDaemon, Host
+from mpsctl.lifecycle import health
+from mpsctl.model.finding import CRITICAL
+from mpsctl.observe.host import look
+from test_health import KILL, SERVER, Look, begin, join
+
+
+def jam(daemon: FakeDaemon) -> FakeDaemon:
+    def stays_silent(command: str) -> None:
+        daemon.not_served = command.startswith(("get_server_status", "get_client_list"))
+
+    daemon.before_command = stays_silent
+    return daemon
+
+
+def is_jammed(host: Host) -> bool:
+    return look(host.world).instances["0"].jammed
+
+
+@pytest.mark.parametrize("door", ["yes", "no"])
+def test_it_is_told_as_a_jam(host: Host, door: str) -> None:
+    jam(begin(host, FrontDoor=door))
+    assert is_jammed(host)
+    found = Look(host).amiss["daemon-answers"]
+    assert (found.level, [reason.cause for reason in found.reasons]) == (CRITICAL, ["daemon-jammed"])
+
+
+@pytest.mark.parametrize(
+    "otherwise",
+    [
+        pytest.param(lambda host, daemon: setattr(daemon, "holders", (4711,)), id="somebody holds its session"),
+        pytest.param(lambda host, daemon: setattr(daemon, "holders_untold", "no list"), id="nobody can tell who does"),
+        pytest.param(lambda host, daemon: setattr(host.processes[SERVER], "state", "T"), id="its server is stopped"),
+        pytest.param(lambda host, daemon: setattr(host.processes[daemon.pid], "state", "T"), id="it is stopped"),
+        pytest.param(lambda host, daemon: setattr(daemon, "not_served", True), id="it tells nothing at all"),
+        pytest.param(lambda host, daemon: daemon.servers.clear(), id="it has no server"),
+    ],
+)
+def test_what_else_makes_a_daemon_silent_is_no_jam(host: Host, otherwise: Callable[[Host, FakeDaemon], object]) -> None:
+    daemon = jam(begin(host))
+    otherwise(host, daemon)
+    if daemon.not_served:
+        daemon.before_command = lambda command: None
+    assert not is_jammed(host)
+
+
+@pytest.mark.parametrize("policy", ["report", "restart"])
+def test_behind_a_door_it_is_healed_at_the_first_look_where_nobody_can_be_hurt(host: Host, policy: str) -> None:
+    jam(begin(host, UnresponsiveDaemon=policy))
+    assert Look(host).kinds == [health.DAEMON_ENDED]
+    assert host.systemd.acts == [KILL]
+
+
+def test_a_client_that_nvml_lists_leaves_it_to_the_policy(host: Host) -> None:
+    daemon = begin(host)
+    host.nvml.clients_mib[join(host, daemon)] = 600
+    jam(daemon)
+    assert [Look(host).kinds for _ in range(3)] == [[], [], []]
+    assert host.systemd.acts == []
+
+
+def test_without_a_door_nobody_counts_who_is_coming_and_the_policy_decides(host: Host) -> None:
+    jam(begin(host, FrontDoor="no"))
+    assert [Look(host).kinds for _ in range(3)] == [[], [], []]
+    assert host.systemd.acts == []
+
+
+def test_without_a_door_it_is_healed_at_the_second_look_where_that_is_desired(host: Host) -> None:
+    jam(begin(host, FrontDoor="no", UnresponsiveDaemon="restart"))
+    assert [Look(host).kinds for _ in range(2)] == [[health.DAEMON_WILL_BE_ENDED], [health.DAEMON_ENDED]]
+    assert host.systemd.acts == [KILL]
