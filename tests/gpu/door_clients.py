@@ -8,7 +8,8 @@ jam      first clients killed past any door, at --directory, until the daemon an
 
 Every client is a process of its own (cuda_client.py) that asks libcuda whether it is under MPS (device attribute 133)
 and how much memory it may take. What one met: ``limited`` (under MPS, with the limit), ``unlimited`` (under MPS,
-without it), ``outside`` (no MPS), CUDA's error by its name and code, ``hung`` (did not end within 45 s; it is ended).
+without it), ``outside`` (no MPS), CUDA's error by its name and code, ``broken`` (told no limit, and can take nothing),
+``hung`` (did not end within 45 s; it is ended).
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from typing import Any, Callable, Optional
 CLIENT = [sys.executable, str(Path(__file__).with_name("cuda_client.py"))]
 USERS = (0, 1000)
 HUNG_S = 45.0
+MOST_SHOWN = 2
+OUT_OF_MEMORY = 2
+"""CUDA's error."""
 DAEMON = "nvidia-cuda-mps-control"
 
 
@@ -64,18 +68,27 @@ def end(client: subprocess.Popen[str], within_s: float = HUNG_S) -> tuple[Option
         hung = True
         client.kill()
         said, _ = client.communicate()
-    lines = said.splitlines()
-    return (json.loads(lines[0]) if lines else None), hung
+    lines = [json.loads(line) for line in said.splitlines()]
+    return ({**lines[0], "then": lines[1:], "exit": client.returncode} if lines else None), hung
 
 
 def met(said: Optional[dict[str, Any]], hung: bool, limit_mib: int) -> str:
+    """A client whose server dies while its context is made may be told that all is free, and can take nothing: it is
+    ``broken``. So who is told more than the limit also tries to take more (``--allocate-mib``)."""
     if said is None:
         return "hung" if hung else "ended without a word"
     if "failed" in said:
         return f"{said['failed']}: {said.get('code', '')} {said['name']}"
     if not said["mps"]:
         return "outside"
-    return "limited" if said["free_mib"] <= limit_mib else "unlimited"
+    if said["free_mib"] <= limit_mib:
+        return "limited"
+    took = said.get(f"allocate_{2 * limit_mib}_mib")
+    return f"broken: cuMemAlloc: {took}" if isinstance(took, int) and took != OUT_OF_MEMORY else "unlimited"
+
+
+def too_much(limit_mib: int) -> tuple[str, str]:
+    return "--allocate-mib", str(2 * limit_mib)
 
 
 def say(text: str) -> None:
@@ -204,6 +217,7 @@ def first(options: argparse.Namespace) -> dict[str, Any]:
 class Storm:
     def __init__(self, instances: list[str], loops: int, limit_mib: int) -> None:
         self.counts: dict[str, collections.Counter[str]] = {name: collections.Counter() for name in instances}
+        self._shown = 0
         self.killed_s = time.monotonic()
         self._limit_mib = limit_mib
         self._over = threading.Event()
@@ -218,11 +232,24 @@ class Storm:
         with self._lock:
             self.counts[instance][outcome] += 1
 
+    def _show(self, instance: str, found: Optional[dict[str, Any]]) -> None:
+        """What the daemon wrote of the first few."""
+        with self._lock:
+            self._shown += 1
+            if self._shown > MOST_SHOWN or not found:
+                return
+        words = ["journalctl", "-u", f"mps-control@{instance}", "-o", "short-precise", "--no-pager", "-n", "600"]
+        lines = subprocess.run(words, capture_output=True, text=True, check=False).stdout.splitlines()
+        own = [number for number, line in enumerate(lines) if f"PID: {found['pid']}" in line or "Starting" in line]
+        for line in lines[max(0, own[0] - 3) : own[-1] + 8] if own else []:
+            say(line[:220])
+
     def _loop(self, instance: str, uid: int) -> None:
         while not self._over.is_set():
-            found, hung = end(begin(public(instance), uid, "--hold-s", "0.2"))
+            found, hung = end(begin(public(instance), uid, "--hold-s", "0.2", *too_much(self._limit_mib)))
             outcome = met(found, hung, self._limit_mib)
-            if outcome in ("outside", "unlimited", "hung"):
+            if outcome in ("outside", "unlimited", "hung") or outcome.startswith("broken"):
+                self._show(instance, found)
                 say(f"{outcome}, {time.monotonic() - self.killed_s:.2f} s after the last kill: {found}")
             self.note(instance, outcome)
             self.note(instance, f"of uid {uid}")
@@ -297,7 +324,7 @@ def storm(options: argparse.Namespace) -> dict[str, Any]:
             raise SystemExit(f"found no process of {unit} for 20 s, expected one to kill")
         done[what] += 1
         if kind == "daemon":
-            newcomer = begin(public(instance), dice.choice(USERS))
+            newcomer = begin(public(instance), dice.choice(USERS), *too_much(options.limit_mib))
             seconds = _limit_is_back(instance, start)
             if seconds is None:
                 say(f"kill {number}: no limit within 60 s")

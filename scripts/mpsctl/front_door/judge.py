@@ -81,7 +81,7 @@ class Judge(Protocol):
         """The daemon is told of the visitor right after this. ``passed``, ``gave_up`` or ``unanswered`` says what came
         of it, but where the daemon could not be told."""
 
-    def passed(self, visitor: Visitor, daemon: ServedDaemon, waited_s: float) -> None:
+    def passed(self, visitor: Visitor, waited_s: float) -> None:
         """The daemon's answer was handed to the visitor."""
 
     def unanswered(self, visitor: Visitor, daemon: ServedDaemon, problem: str) -> None:

@@ -175,7 +175,7 @@ class FrontDoor:
             self._waiting.pause()
         elif passing.is_told:
             if result.outcome is Outcome.PASSED:
-                self._judge.passed(visitor, daemon, waited_s)
+                self._judge.passed(visitor, waited_s)
             elif result.outcome is Outcome.UNANSWERED:
                 self._judge.unanswered(visitor, daemon, result.text)
             else:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from typing import Optional
 
 from mpsctl.adapters import procfs
 from mpsctl.front_door.judge import Visitor
+from mpsctl.front_door.servers import Seen
 from mpsctl.front_door.worker import Worker
 from mpsctl.store import front_door_notes
 from mpsctl.store.admission import ServedDaemon
@@ -60,23 +62,31 @@ class Notebook:
                 del self._waiting[visitor.number]
             self._order()
 
-    def let_in(self, visitor: Visitor, daemon: ServedDaemon) -> bool:
-        """Note that a visitor was passed on; whether the process was let in to this daemon for the first time."""
-        new = not self.knows(visitor, daemon)
+    def lets_in(self, visitor: Visitor, daemon: ServedDaemon, server: Seen) -> None:
+        """Note that a visitor is passed on; on disk before the daemon hears of it. Where the disk takes no more, it is
+        passed on all the same."""
         key = (visitor.pid, visitor.started_at)
+        noted = LetIn(*key, visitor.uid, daemon.pid, server.pid, server.started_at, self._world.now_s())
         with self._lock:
             self._let_in.pop(key, None)  # the newest stand last
-            self._let_in[key] = LetIn(*key, visitor.uid, daemon.pid, self._world.now_s())
+            self._let_in[key] = noted
+            with suppress(OSError):
+                front_door_notes.add(self._world.places, self._instance, noted)
         self._order()
-        return new
 
-    def knows(self, visitor: Visitor, daemon: ServedDaemon) -> bool:
-        """Whether the visitor's process was let in to this very daemon."""
-        noted = self._let_in.get((visitor.pid, visitor.started_at))
-        # An earlier process may have had the daemon's pid, but not in this one's life.
-        return (
-            noted is not None and noted.daemon_pid == daemon.pid and noted.at_s >= (daemon.started_at - 1) / self._ticks
-        )
+    def did_not_let_in(self, visitor: Visitor) -> None:
+        """What ``lets_in`` noted did not come about."""
+        with self._lock:
+            self._let_in.pop((visitor.pid, visitor.started_at), None)
+        self._order()
+
+    def noted(self, visitor: Visitor) -> Optional[LetIn]:
+        """Where the visitor's process was let in, if it was."""
+        return self._let_in.get((visitor.pid, visitor.started_at))
+
+    def is_of(self, noted: LetIn, daemon: ServedDaemon) -> bool:
+        """Whether it was this very daemon: an earlier process may have had its pid, but not in this one's life."""
+        return noted.daemon_pid == daemon.pid and noted.at_s >= (daemon.started_at - 1) / self._ticks
 
     def arriving(self, daemon: ServedDaemon) -> frozenset[int]:
         """The users of processes that were let in a moment ago and live: their server may not list them yet."""
@@ -117,6 +127,7 @@ class Notebook:
             self._pruned_s = now_s
             self._prune()
         with self._lock:
+            front_door_notes.set_aside(self._world.places, self._instance)
             notes = replace(self._rest, waiting=tuple(self._waiting.values()), let_in=tuple(self._let_in.values()))
         self._written_s = now_s
         try:

@@ -18,9 +18,11 @@ from mpsctl.front_door.judge import LetIn, Refuse, Verdict, Visitor, Wait
 from mpsctl.front_door.notebook import Notebook
 from mpsctl.front_door.outlook import Outlook
 from mpsctl.front_door.readiness import ROOT, Readiness, Want
+from mpsctl.front_door.servers import Seen
 from mpsctl.front_door.telling import Telling
 from mpsctl.front_door.users import Queue
 from mpsctl.front_door.worker import Worker
+from mpsctl.store import front_door_notes
 from mpsctl.store.admission import Admission, ServedDaemon
 from mpsctl.store.world import World
 
@@ -30,12 +32,14 @@ _JOURNAL_AGAIN_S = 0.05
 @dataclass
 class _Before:
     """One visitor before the door. ``member_of`` is the group that it was found to be in, ``why`` what it waits for
-    or passes with."""
+    or passes with. ``server`` is whose it becomes, and ``is_first`` whether its process was not let in before."""
 
     client: Client
     since_s: float
     member_of: Optional[int] = None
     why: str = ""
+    server: Optional[Seen] = None
+    is_first: bool = False
 
 
 class InstanceJudge:
@@ -94,7 +98,10 @@ class InstanceJudge:
     def _judge(self, visitor: Visitor, before: _Before) -> Verdict:
         view = self._outlook.view()
         admission, daemon = view.admission, view.daemon
-        if admission is not None and daemon is not None:
+        noted = None if before.is_first else self._notebook.noted(visitor)
+        if noted is not None and self._is_lost(noted, daemon):
+            return _without_its_server(noted)
+        if admission is not None and daemon is not None and noted is not None:
             later = self._judge_later(visitor, daemon, admission)
             if later is not None:
                 return later
@@ -109,16 +116,18 @@ class InstanceJudge:
             return Wait(words.DAEMON_DOWN)
         return self._meets(visitor, daemon, admission)
 
+    def _is_lost(self, noted: front_door_notes.LetIn, daemon: Optional[ServedDaemon]) -> bool:
+        """Whether the server that a process was let in to has ended, or is not one of the daemon that serves now."""
+        return not noted.server_lives or (daemon is not None and not self._notebook.is_of(noted, daemon))
+
     def _judge_later(self, visitor: Visitor, daemon: ServedDaemon, admission: Admission) -> Optional[Verdict]:
         """What becomes of a later connection of a process that was let in before: it comes in to its server, also
-        while nobody new does. None where it has no server any more, or is new: it is judged like anybody."""
-        if not self._notebook.knows(visitor, daemon):
-            return None
+        while nobody new does. None where that is not ready: it is judged like anybody."""
         suspicion = self._jam.why(daemon)
         if suspicion is not None:
             return Wait(suspicion)
         want = replace(self._want(visitor, daemon, admission), start=False)
-        if self._readiness.serves(want):
+        if self._readiness.server(want) is not None:
             return LetIn(daemon)
         if self._readiness.has_looked(daemon):
             return None
@@ -149,21 +158,30 @@ class InstanceJudge:
             return False
         if self._jam.suspects(daemon):
             return False
-        if not self._notebook.knows(visitor, daemon) and (
-            view.barred is not None or not _may(visitor, view.admission.gid, before)
-        ):
+        noted = None if before.is_first else self._notebook.noted(visitor)
+        if noted is None and (view.barred is not None or not _may(visitor, view.admission.gid, before)):
             return False
-        return self._readiness.serves(self._want(visitor, daemon, view.admission))
+        before.server = self._readiness.server(self._want(visitor, daemon, view.admission))
+        if before.server is None or noted is None:
+            return before.server is not None
+        its_own = (noted.server_pid, noted.server_started_at) == (before.server.pid, before.server.started_at)
+        return its_own and not self._is_lost(noted, daemon)
 
     # -- what became of it
 
     def tells(self, visitor: Visitor, daemon: ServedDaemon) -> None:
         self._telling.begin(visitor.number, daemon)
+        before = self._before[visitor.number]
+        before.is_first = before.is_first or self._notebook.noted(visitor) is None
+        if before.server is not None:  # ``still`` said so
+            self._notebook.lets_in(visitor, daemon, before.server)
 
-    def passed(self, visitor: Visitor, daemon: ServedDaemon, waited_s: float) -> None:
+    def passed(self, visitor: Visitor, waited_s: float) -> None:
         self._telling.end(visitor.number)
+        before = self._before[visitor.number]
+        is_first, before.is_first = before.is_first, False  # what was noted is so
         client = self._leave(visitor).client
-        if self._notebook.let_in(visitor, daemon):
+        if is_first:
             self._account.let_in(client, waited_s)
 
     def unanswered(self, visitor: Visitor, daemon: ServedDaemon, problem: str) -> None:
@@ -207,6 +225,8 @@ class InstanceJudge:
         before = self._before.pop(visitor.number, None)
         self._queue.leave(visitor.number, visitor.uid)
         self._notebook.waits_no_more(visitor)
+        if before is not None and before.is_first:
+            self._notebook.did_not_let_in(visitor)
         return before or _Before(Client(visitor.pid, visitor.uid, _unit(visitor.pid)), self._world.now_s())
 
 
@@ -222,6 +242,16 @@ def _may(visitor: Visitor, gid: Optional[int], before: _Before) -> bool:
         return False
     before.member_of = gid
     return True
+
+
+def _without_its_server(noted: front_door_notes.LetIn) -> Refuse:
+    """A process keeps from its first connection what its server told it of limits. Through another server its next
+    context would have no memory limit (driver 580, H200: 36 of 2,310 clients that a storm of kills let through so)."""
+    return Refuse(
+        words.SERVER_ENDED,
+        f"the server (pid {noted.server_pid}) that the process began with has ended, and through another one it would"
+        " work without its limits; start the process anew",
+    )
 
 
 def _not_in_group(visitor: Visitor, gid: Optional[int]) -> Refuse:

@@ -94,10 +94,12 @@ class Readiness:
     def has_looked(self, daemon: ServedDaemon) -> bool:
         return self._last is not None and self._last.daemon == daemon
 
-    def serves(self, want: Want) -> bool:
-        """Whether the server that was seen ready last still lives."""
+    def server(self, want: Want) -> Optional[Seen]:
+        """The server that was seen ready last, where it still lives."""
         last = self._last
-        return last is not None and last.daemon == want.daemon and any(_serves(want, one) for one in last.servers)
+        if last is None or last.daemon != want.daemon:
+            return None
+        return next((one for one in last.servers if _serves(want, one)), None)
 
     # -- in the worker
 

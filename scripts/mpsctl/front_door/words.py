@@ -33,7 +33,7 @@ from __future__ import annotations
 )
 """What a visitor waits for."""
 
-STOPPED, DISABLED, MASKED, NOT_FOUND, SKIPPED, FAILED, NOT_IN_GROUP, UNKNOWN_GREETING = (
+STOPPED, DISABLED, MASKED, NOT_FOUND, SKIPPED, FAILED, NOT_IN_GROUP, UNKNOWN_GREETING, SERVER_ENDED = (
     "stopped",
     "disabled",
     "masked",
@@ -42,5 +42,6 @@ STOPPED, DISABLED, MASKED, NOT_FOUND, SKIPPED, FAILED, NOT_IN_GROUP, UNKNOWN_GRE
     "failed",
     "not-in-group",
     "unknown-greeting",
+    "server-ended",
 )
 """Why one is refused, beside DRAINED."""

@@ -298,8 +298,8 @@ class InstanceFacts:
     serves_public: Optional[Path] = None
     """the public directory that the daemon itself serves, without a front door; None where it has one of its own"""
     jammed: bool = False
-    """whether its daemon is jammed, as the front door found or this look: it answers no question about a server any more,
-    and neither holds anybody its session nor is a server stopped"""
+    """whether its daemon is jammed, as the front door found or this look: it answers no question about a server any
+    more, and neither holds anybody its session nor is a server stopped"""
     main: Optional[MainProcess] = None
     group_id: Optional[int] = None
     group_refused: Optional[BadValue] = None

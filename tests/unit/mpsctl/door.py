@@ -122,9 +122,18 @@ class Door:
         """Judged, looked at once more, and passed on."""
         verdict = self.settled(visitor)
         assert verdict == LetIn(self.served)
-        assert self.judge.still(visitor, self.served)
-        self.judge.passed(visitor, self.served, 0.25)
+        return self.passes(visitor)
+
+    def passes(self, visitor: Visitor) -> Visitor:
+        """Looked at once more, and passed on."""
+        self.told(visitor)
+        self.judge.passed(visitor, 0.25)
         return visitor
+
+    def told(self, visitor: Visitor) -> None:
+        """The daemon is told of it."""
+        assert self.judge.still(visitor, self.served)
+        self.judge.tells(visitor, self.served)
 
     def word(self, visitor: Visitor, within_s: float = 5.0) -> str:
         """What becomes of a visitor, as a word."""

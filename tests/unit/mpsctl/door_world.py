@@ -284,7 +284,7 @@ class ScriptedJudge:
     def tells(self, visitor: Visitor, daemon: ServedDaemon) -> None:
         """It leaves no mark."""
 
-    def passed(self, visitor: Visitor, daemon: ServedDaemon, waited_s: float) -> None:
+    def passed(self, visitor: Visitor, waited_s: float) -> None:
         self.told.append(("passed", visitor.number))
 
     def unanswered(self, visitor: Visitor, daemon: ServedDaemon, problem: str) -> None:

@@ -239,7 +239,7 @@ def test_nothing_is_looked_at_where_no_daemon_was_left_in_the_middle(door: Door,
     door.judge.tells(visitor, door.served)
     door.judge.gave_up(other, 0)  # is not the one of whom the daemon is told
     if what == "passed":
-        door.judge.passed(visitor, door.served, 0)
+        door.judge.passed(visitor, 0)
     elif what == "gave_up":
         door.judge.gave_up(visitor, 0)
     else:

@@ -258,39 +258,10 @@ def test_later_connections_of_a_client_pass_while_the_instance_drains_and_are_to
     door.drain(refuse)
     again = door.visitor(pid=known.pid)
     assert door.judge.judge(again) == LetIn(door.served)
-    assert door.judge.still(again, door.served)
-    door.judge.passed(again, door.served, 0)
+    door.passes(again)
     assert isinstance(door.ask(door.visitor()), Refuse if refuse else Wait)
     assert [one["MPS_EVENT"] for one in door.entries()] == ["let-in"]
     assert len(door.notes.let_in) == 1
-
-
-def test_a_later_connection_starts_no_server_while_the_instance_drains(door: Door) -> None:
-    known = door.come_in(door.visitor())
-    (server,) = door.daemon.servers
-    door.end_server(server)
-    door.end()
-    door.begin()
-    door.drain(refuse=True)
-    assert door.word(door.visitor(pid=known.pid)) == "refused: stopped"
-    assert door.daemon.commands.count("start_server -uid 0") == 1
-
-
-def test_a_client_of_the_former_daemon_is_judged_anew(door: Door) -> None:
-    known = door.come_in(door.visitor())
-    crashed(door)
-    door.host.clock.pass_by(2)
-    door.launch()
-    door.drain(refuse=True)
-    assert isinstance(door.ask(door.visitor(pid=known.pid)), Refuse)
-
-
-def test_a_later_daemon_with_the_same_pid_is_another_one(door: Door) -> None:
-    known = door.come_in(door.visitor())
-    door.host.clock.pass_by(2)
-    door.host.processes[door.daemon.pid].started_at = int(door.host.clock.now_s * 100)
-    door.drain(refuse=True)
-    assert isinstance(door.ask(door.visitor(pid=known.pid)), Refuse)
 
 
 def test_a_later_process_with_a_clients_pid_is_judged_anew(door: Door) -> None:
@@ -487,7 +458,9 @@ def test_notes_are_written_ten_times_a_second_at_most(door: Door, monkeypatch: p
     monkeypatch.setattr(front_door_notes, "write", lambda *_: written.append(door.host.clock.now_s))
     door.come_in(door.visitor())
     for _ in range(200):
-        door.judge.passed(door.visitor(), door.served, 0)
+        visitor = door.visitor()
+        door.judge.judge(visitor)
+        door.passes(visitor)
         door.host.clock.pass_by(0.01)
         door.worker.work()
     assert 10 <= len(written) <= 23

@@ -133,8 +133,9 @@ def test_one_look_tells_for_a_second_for_everyone(door: Door) -> None:
     door.come_in(door.visitor())
     sessions = len(door.daemon.commands)
     for _ in range(100):
-        door.judge.passed(door.visitor(), door.served, 0)
-        assert isinstance(door.judge.judge(door.visitor()), LetIn)
+        visitor = door.visitor()
+        assert isinstance(door.judge.judge(visitor), LetIn)
+        door.passes(visitor)
     assert len(door.daemon.commands) == sessions
     door.host.clock.pass_by(1.5)
     visitor = door.visitor()
@@ -321,15 +322,6 @@ def test_a_later_connection_of_a_known_client_passes_before_another_user(single:
     assert single.judge.judge(single.visitor(ALICE, pid=alice.pid)) == LetIn(single.served)
 
 
-def test_a_known_client_whose_server_has_gone_waits_like_anybody(single: Door) -> None:
-    alice = single.come_in(single.visitor(ALICE))
-    (server,) = single.daemon.servers
-    single.end_server(server)
-    again = single.visitor(ALICE, pid=alice.pid)
-    assert isinstance(single.judge.judge(again), Wait)
-    assert not single.judge.still(again, single.served)
-
-
 def test_the_daemon_may_refuse_while_the_idle_server_of_another_lives(single: Door) -> None:
     alice = single.come_in(single.visitor(ALICE))
     single.host.kill(alice.pid)
@@ -356,8 +348,7 @@ def test_many_users_come_in_in_the_order_in_which_they_came(single: Door) -> Non
         single.worker.work()
         for visitor in [one for one in visitors if one not in done]:
             if isinstance(single.judge.judge(visitor), LetIn):
-                assert single.judge.still(visitor, single.served)
-                single.judge.passed(visitor, single.served, 0)
+                single.passes(visitor)
                 done.append(visitor)
                 single.host.kill(visitor.pid)
                 break
