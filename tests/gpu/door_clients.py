@@ -396,7 +396,7 @@ def main() -> int:
     parser.add_argument("--crowd-rounds", type=int, default=4)
     parser.add_argument("--multi-user", action="store_true")
     parser.add_argument("--within-s", type=float, default=240, help="first, storm: no new trial after so long")
-    parser.add_argument("--longest-s", type=float, default=0.7, help="first: the latest moment of a kill")
+    parser.add_argument("--longest-s", type=float, default=0.45, help="first: the latest moment of a kill")
     parser.add_argument("--instances", default="0")
     parser.add_argument("--loops", type=int, default=8, help="storm: clients at a time and instance, of two users")
     parser.add_argument("--kill", action="append", default=[], metavar="daemon@0=50")

@@ -16,7 +16,7 @@ from front_door_trial import RESTART, clients, judge_storm
 from gpu_host import PROJECT, Host, converge, expect, not_so, on_a_host, soft
 
 SEED = int(os.environ.get("GPU_SEED", "5802"))
-KILLS = int(os.environ.get("GPU_KILLS", "30"))
+KILLS = int(os.environ.get("GPU_KILLS", "50"))
 RANKS = f"/usr/local/bin/machine-python3 {PROJECT}/tests/gpu/nccl_ranks.py"
 FULL = '-e \'{"mps_device_memory_limit": null, "mps_active_thread_percentage": null}\''
 PUBLIC = "/run/nvidia-mps"
@@ -35,7 +35,7 @@ def nccl(host: Host, how: str, *places: str) -> None:
 def storms(host: Host) -> None:
     converge(host, "4G", f"-e mps_multi_user=true {RESTART}")
     kills = " ".join(f"--kill daemon@{name}={KILLS} --kill service@{name}={KILLS // 3}" for name in ("0", "1"))
-    judge_storm(clients(host, f"storm --instances 0,1 --seed {SEED} {kills}"))
+    judge_storm(clients(host, f"storm --instances 0,1 --within-s 270 --seed {SEED} {kills}"))
     print("-- the service and the daemon of instance 0 are killed, clients of instance 1 are not to notice")
     found = clients(host, f"storm --instances 0,1 --loops 4 --seed {SEED} --kill service@0=15 --kill daemon@0=5")
     other = {what: count for what, count in found.get("met", {}).get("1", {}).items() if not what.startswith("of ")}
