@@ -21,13 +21,12 @@ import time
 SIZE_MIB, ROUNDS, WARM_UP = 512, 20, 5
 
 
-def rank(number: int, device: int) -> None:
+def rank(number: int) -> None:
     import torch
     import torch.distributed as group
 
-    torch.cuda.set_device(device)
     group.init_process_group("nccl", rank=number, world_size=2)
-    values = torch.ones(SIZE_MIB << 18, device=device)
+    values = torch.ones(SIZE_MIB << 18, device="cuda:0")
     group.all_reduce(values)
     right = bool((values == 2).all())
     for _ in range(WARM_UP):
@@ -39,14 +38,14 @@ def rank(number: int, device: int) -> None:
     torch.cuda.synchronize()
     took_s = (time.monotonic() - begin) / ROUNDS
     under_mps = ctypes.c_int(-1)
-    ctypes.CDLL("libcuda.so.1").cuDeviceGetAttribute(ctypes.byref(under_mps), 133, device)
+    ctypes.CDLL("libcuda.so.1").cuDeviceGetAttribute(ctypes.byref(under_mps), 133, 0)
     group.barrier()
     group.destroy_process_group()
     print(
         json.dumps(
             {
                 "rank": number,
-                "device": device,
+                "device": os.environ["CUDA_VISIBLE_DEVICES"],
                 "mps": under_mps.value,
                 "sums_right": right,
                 "gb_per_s": round((SIZE_MIB << 20) / took_s / 1e9, 1),
@@ -59,7 +58,7 @@ def rank(number: int, device: int) -> None:
 
 def main() -> int:
     if sys.argv[1] == "--rank":
-        rank(int(sys.argv[2]), int(sys.argv[3]))
+        rank(int(sys.argv[2]))
         return 0
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -74,11 +73,12 @@ def main() -> int:
             "NVSHMEM_DISABLE_NVLS": "1",
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
+            "CUDA_VISIBLE_DEVICES": device,  # torch counts the machine's GPUs, CUDA those of its daemon
         }
         environment.pop("CUDA_MPS_PIPE_DIRECTORY", None)
         if directory:
             environment["CUDA_MPS_PIPE_DIRECTORY"] = directory
-        words = [sys.executable, __file__, "--rank", str(number), device]
+        words = [sys.executable, __file__, "--rank", str(number)]
         ranks.append(subprocess.Popen(words, env=environment))
     return max(process.wait() for process in ranks)
 

@@ -246,7 +246,7 @@ def _may(visitor: Visitor, gid: Optional[int], before: _Before) -> bool:
 
 def _without_its_server(noted: front_door_notes.LetIn) -> Refuse:
     """A process keeps from its first connection what its server told it of limits. Through another server its next
-    context would have no memory limit (driver 580, H200: 36 of 2,310 clients that a storm of kills let through so)."""
+    context would have no memory limit (driver 580, H200: 36 of 2,299 clients that a storm of kills let through so)."""
     return Refuse(
         words.SERVER_ENDED,
         f"the server (pid {noted.server_pid}) that the process began with has ended, and through another one it would"

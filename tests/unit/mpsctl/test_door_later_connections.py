@@ -1,7 +1,7 @@
 """Later connections of a process that was let in: to the server that it began with, or to none.
 
 A process keeps from its first connection what its server told it of limits. A context that it makes through another
-server has no memory limit, and 8 multiprocessors (driver 580, H200: 36 of 2,310 clients in storms of kills).
+server has no memory limit, and 8 multiprocessors (driver 580, H200: 36 of 2,299 clients in storms of kills).
 """
 
 from __future__ import annotations
