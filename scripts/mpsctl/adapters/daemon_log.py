@@ -15,7 +15,7 @@ from typing import Iterable, Mapping, Optional
 
 _LINE = re.compile(r"\[(?P<when>[0-9-]+ [0-9:.]+) +(?P<who>[A-Z]\w+(?: [A-Z]\w+)?) +(?P<pid>\d+)\] (?P<what>.*)")
 _LIMIT = re.compile(r"Device pinned memory limit for device (?P<device>\S+) set to 0x(?P<bytes>[0-9a-fA-F]+) bytes")
-_CONNECTED = re.compile(r"Client \{PID: (?P<pid>\d+), Context(?: ID)?: \d+\} connected")
+_CONNECTED = re.compile(r"Client \{PID: (?P<pid>\d+), Context(?: ID)?: (?P<context>\d+)\} connected")
 _DISCONNECTED = re.compile(r"Client process (?P<pid>\d+) disconnected")
 _PENDING = re.compile(r"NEW CLIENT (?P<pid>\d+) from user (?P<uid>\d+): .*pending list")
 _STARTING = re.compile(r"Starting new server (?P<pid>\d+) for user (?P<uid>\d+)")
@@ -58,12 +58,14 @@ class ClientLog:
     """One connected client: since when, and the limits in bytes that its server had then, by device.
 
     No entry for a device means that no limit line came before it: it got in without one, or the line is
-    no longer in the journal (see ServerLog.whole).
+    no longer in the journal (see ServerLog.whole). A process begins with context 0. One that began with another server,
+    which has ended, comes with context 1 alone, and has no limit here (driver 580, H200): ``began_here`` is false.
     """
 
     pid: int
     since: str
     limit_bytes: dict[str, int]
+    began_here: bool = True
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,9 @@ def _take(log: DaemonLog, when: str, who: str, pid: int, what: str) -> None:
             server.faults.clear()
         server.served = True
         server.ever.add(client)
-        server.clients.setdefault(client, ClientLog(client, when, dict(server.limit_bytes)))
+        began_here = connected["context"] == "0"
+        limit_bytes = dict(server.limit_bytes) if began_here else {}
+        server.clients.setdefault(client, ClientLog(client, when, limit_bytes, began_here))
         return
     faulted = _FAULTED.search(what)
     if faulted:

@@ -106,7 +106,10 @@ def without_limit(one: ClientFacts) -> Optional[str]:
     lines += [over(each) for each in one.over if each.limit_mib is not None]
     if one.without:
         devices = ", ".join(map(str, one.without))
-        lines.append(f"its server had no limit for device {devices} when it connected ({one.since})")
+        why = f"its server had no limit for device {devices} when it connected"
+        if not one.began_here:
+            why = f"it began with a server that has ended, and came to this one without a limit for device {devices}"
+        lines.append(f"{why} ({one.since})")
     return "; ".join(lines) or None
 
 

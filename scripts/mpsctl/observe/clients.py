@@ -96,6 +96,7 @@ def _compare(
         if limit is not None and limit != mib * _MIB
     )
     without = tuple(ordinal for ordinal, limit, _ in wanted if limit is None)
+    client.began_here = entry.began_here
     if whole:
         client.without = without
     else:

@@ -174,8 +174,9 @@ class ClientFacts:
 
     ``limits_mib`` is what the server's log says it connected with, ``memory_mib`` what NVML says it holds. ``state`` is
     the kernel's letter, empty where the process is gone. ``bypass`` is what in its environment drops every limit,
-    ``over`` where it holds more than its limit, ``without`` the ordinals for which its server had no limit when it
-    connected; ``limit_untold`` is whether the journal no longer has the line that would tell.
+    ``over`` where it holds more than its limit, ``without`` the ordinals for which its server had no limit for it when
+    it connected, and ``began_here`` whether it did not begin with a server that ended; ``limit_untold`` is whether the
+    journal no longer has the line that would tell.
     """
 
     pid: int
@@ -193,6 +194,7 @@ class ClientFacts:
     over: tuple[OverLimit, ...] = ()
     older: tuple[OlderLimit, ...] = ()
     without: tuple[int, ...] = ()
+    began_here: bool = True
     limit_untold: bool = False
     rank: Optional[RankFacts] = None
 

@@ -291,6 +291,17 @@ def test_a_client_that_got_in_before_any_limit_is_a_finding(host: Host) -> None:
     assert "its server had no limit for device 0 when it connected" in check.found
 
 
+def test_a_client_that_began_with_another_server_is_a_finding(host: Host, daemon: FakeDaemon) -> None:
+    """Its daemon was killed between its cuInit and its context (driver 580, H200)."""
+    fine, late = join(host, daemon), host.client()
+    daemon.servers[SERVER].clients.append(late)
+    daemon.write("Server", SERVER, f"Client {{PID: {late}, Context ID: 1}} connected")
+    check = of_check(host, "client-limits")
+    assert (check.level, check.facts["pids"]) == ("critical", [late])
+    assert "began with a server that has ended" in check.found
+    assert not of_pid(look(host), fine).unlimited
+
+
 def test_without_the_servers_first_line_a_missing_limit_line_proves_nothing(host: Host, daemon: FakeDaemon) -> None:
     pid = join(host, daemon)
     del daemon.log[:-1]

@@ -44,6 +44,14 @@ def test_a_client_that_got_in_before_any_limit_has_no_limit_line() -> None:
     assert read(early).servers[625].clients[646].limit_bytes == {}
 
 
+def test_a_client_that_began_with_another_server_has_no_limit_of_this_one() -> None:
+    """Its first context here is its second: seen on an H200 after its daemon was killed, and it took what it wanted."""
+    later = LATER_CLIENT.replace("Context ID: 0", "Context ID: 1")
+    found = read(ONE_START + CHANGE + later).servers[428]
+    assert (found.whole, found.clients[449].limit_bytes, found.clients[449].began_here) == (True, {}, False)
+    assert (found.clients[426].limit_bytes, found.clients[426].began_here) == ({"0": 2 * GIB}, True)
+
+
 def test_a_server_knows_its_user_whether_it_served_and_how_it_ended() -> None:
     ended = "[2026-11-29 14:57:41.000 Control   418] Server 428 exited with status 1\n"
     server = read(ONE_START + ended).servers[428]

@@ -59,7 +59,7 @@ CAUSES: Mapping[str, Cause] = {
         "start it again without CUDA_MPS_PINNED_DEVICE_MEM_LIMIT; `mpsctl status` names it",
     ),
     "client-without-limit": Cause(
-        "the client connected when its server had no limit, and keeps that",
+        "the client connected when its server had no limit, or began with a server that has ended, and has none",
         "start it again",
     ),
     "daemon-environment-limit": Cause(
