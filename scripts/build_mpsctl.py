@@ -22,8 +22,27 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 _ID_PLACE = 'ID = "sources"'
 
 _MAIN = '''\
+import gc
 import os
 import sys
+import zipimport
+
+# A look makes some 20,000 objects that stay until its end: they are not gone through again and again.
+gc.set_threshold(50000)
+
+
+class _Kept(zipimport.zipimporter):
+    """Kept bytecode, each module of which is read once: Python's own reads it again to tell its file's name."""
+
+    def get_filename(self, fullname):
+        name = self.prefix + fullname.rpartition(".")[2]
+        return "%s/%s.pyc" % (self.archive, name + "/__init__" if self.is_package(fullname) else name)
+
+
+def _importer(path):
+    if not path.startswith(kept):
+        raise ImportError(path)
+    return _Kept(path)
 
 
 def _bytecode():
@@ -47,11 +66,12 @@ if sys.version_info < (3, 9):
 kept = _bytecode()
 if kept:
     sys.path.insert(0, kept)
+    sys.path_hooks.insert(0, _importer)
 sys.dont_write_bytecode = True
 
-from mpsctl.cli.main import main
+from mpsctl.cli.main import run
 
-sys.exit(main(sys.argv[1:]))
+run(sys.argv[1:])
 '''
 
 

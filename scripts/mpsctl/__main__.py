@@ -2,6 +2,6 @@
 
 import sys
 
-from mpsctl.cli.main import main
+from mpsctl.cli.main import run
 
-sys.exit(main(sys.argv[1:]))
+run(sys.argv[1:])

@@ -14,7 +14,6 @@ What the code below steps around (control daemons 535, 550, 555; driver 580 on a
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import time
 from contextlib import contextmanager
@@ -22,13 +21,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable, Iterator, Optional, Protocol, Sequence
 
-from mpsctl.adapters import hardware, locks, procfs, unix_peers
-from mpsctl.adapters.unix_peers import Peers
+from mpsctl.adapters import hardware, locks, procfs
 from mpsctl.model import foreign
 from mpsctl.model.errors import NotReady
+from mpsctl.model.pattern import Pattern
+from mpsctl.model.peers import Peers
 
 _SENTINEL = "get_default_active_thread_percentage"
-_SENTINEL_ANSWER = re.compile(r"\d+\.\d+")
+_SENTINEL_ANSWER = Pattern(r"\d+\.\d+")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 
 
@@ -108,7 +108,7 @@ class FrontEnd:
                 if answers is not None:
                     return answers
                 if time.monotonic() + pause_s >= end:
-                    peers = unix_peers.of_directory(self._pipe_directory)
+                    peers = self._peers()
                     raise NotServed(
                         f"the control daemon on {self._pipe_directory} did not answer within {deadline_s:g} s"
                         f" ({problem}); {_told(peers)}",
@@ -116,6 +116,11 @@ class FrontEnd:
                     )
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _peers(self) -> Peers:
+        from mpsctl.adapters import unix_peers  # seldom asked, and it imports much
+
+        return unix_peers.of_directory(self._pipe_directory)
 
     def _session(self, commands: Sequence[str], timeout_s: float) -> tuple[Optional[list[list[str]]], str]:
         """The answers, or None with the reason why the session was not served."""
@@ -154,7 +159,7 @@ class FrontEnd:
             descriptor = locks.take(self._lock, end)
         except locks.Taken:
             # Another call of ours is at work on it: that nobody is connected just now proves nothing.
-            peers = unix_peers.of_directory(self._pipe_directory)
+            peers = self._peers()
             peers = replace(peers, untold=peers.untold or f"another mpsctl has its lock {self._lock}")
             raise NotServed(
                 f"another mpsctl is at work on the control daemon on {self._pipe_directory}; {_told(peers)}", peers

@@ -13,19 +13,21 @@ import time
 from dataclasses import dataclass, field
 from typing import Iterable, Mapping, Optional
 
-_LINE = re.compile(r"\[(?P<when>[0-9-]+ [0-9:.]+) +(?P<who>[A-Z]\w+(?: [A-Z]\w+)?) +(?P<pid>\d+)\] (?P<what>.*)")
-_LIMIT = re.compile(r"Device pinned memory limit for device (?P<device>\S+) set to 0x(?P<bytes>[0-9a-fA-F]+) bytes")
-_CONNECTED = re.compile(r"Client \{PID: (?P<pid>\d+), Context(?: ID)?: (?P<context>\d+)\} connected")
-_DISCONNECTED = re.compile(r"Client process (?P<pid>\d+) disconnected")
-_PENDING = re.compile(r"NEW CLIENT (?P<pid>\d+) from user (?P<uid>\d+): .*pending list")
-_STARTING = re.compile(r"Starting new server (?P<pid>\d+) for user (?P<uid>\d+)")
-_HIDDEN = re.compile(r"NEW CLIENT 0 from user \d+")
-_FAULTED = re.compile(r"Client \{PID: (?P<pid>\d+), Context(?: ID)?: \d+\} encountered a fatal GPU error")
-_VERSION = re.compile(r"CUDA MPS Control binary version: (?P<version>\d+)")
-_DEFAULT_SET = re.compile(r"Cmd:set_default_device_pinned_mem_limit (?P<device>\S+) (?P<value>\S+)$")
-_AMOUNT = re.compile(r"(?P<number>[1-9][0-9]*)(?P<unit>[MG]?)B?", re.IGNORECASE)
-_READY = re.compile(r"NEW SERVER (?P<pid>\d+): Ready")
-_EXITED = re.compile(r"Server (?P<pid>\d+) exited with status (?P<status>-?\d+)")
+from mpsctl.model.pattern import Pattern
+
+_LINE = Pattern(r"\[(?P<when>[0-9-]+ [0-9:.]+) +(?P<who>[A-Z]\w+(?: [A-Z]\w+)?) +(?P<pid>\d+)\] (?P<what>.*)")
+_LIMIT = Pattern(r"Device pinned memory limit for device (?P<device>\S+) set to 0x(?P<bytes>[0-9a-fA-F]+) bytes")
+_CONNECTED = Pattern(r"Client \{PID: (?P<pid>\d+), Context(?: ID)?: (?P<context>\d+)\} connected")
+_DISCONNECTED = Pattern(r"Client process (?P<pid>\d+) disconnected")
+_PENDING = Pattern(r"NEW CLIENT (?P<pid>\d+) from user (?P<uid>\d+): .*pending list")
+_STARTING = Pattern(r"Starting new server (?P<pid>\d+) for user (?P<uid>\d+)")
+_HIDDEN = Pattern(r"NEW CLIENT 0 from user \d+")
+_FAULTED = Pattern(r"Client \{PID: (?P<pid>\d+), Context(?: ID)?: \d+\} encountered a fatal GPU error")
+_VERSION = Pattern(r"CUDA MPS Control binary version: (?P<version>\d+)")
+_DEFAULT_SET = Pattern(r"Cmd:set_default_device_pinned_mem_limit (?P<device>\S+) (?P<value>\S+)$")
+_AMOUNT = Pattern(r"(?P<number>[1-9][0-9]*)(?P<unit>[MG]?)B?", re.IGNORECASE)
+_READY = Pattern(r"NEW SERVER (?P<pid>\d+): Ready")
+_EXITED = Pattern(r"Server (?P<pid>\d+) exited with status (?P<status>-?\d+)")
 
 WANTED = (
     "pinned memory limit|Client|NEW CLIENT|NEW SERVER|Starting new server|exited with status|binary version"
@@ -131,7 +133,7 @@ class DaemonLog:
     what the daemon makes of the text"""
 
 
-_WHEN = re.compile(r"(\d{4})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)")
+_WHEN = Pattern(r"(\d{4})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)")
 
 
 def seconds(when: str) -> Optional[float]:

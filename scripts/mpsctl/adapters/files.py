@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Optional, Union
 
 from mpsctl.adapters import procfs
 from mpsctl.model.errors import NoRight, NotAFile, TooLarge, Unreadable
+from mpsctl.model.pattern import Pattern
 
-_TEMPORARY = re.compile(r"\..+\.(?P<pid>[0-9]+)\.new")
+_TEMPORARY = Pattern(r"\..+\.(?P<pid>[0-9]+)\.new")
 
 
 MOST_BYTES = 1 << 20
@@ -96,6 +96,13 @@ def remove(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
     return True
+
+
+def remove_tree(path: Path, ignore_errors: bool = False) -> None:
+    """Remove a folder with all that is in it, as ``shutil.rmtree`` does."""
+    import shutil  # seldom needed, and it imports four compressors
+
+    shutil.rmtree(path, ignore_errors=ignore_errors)
 
 
 def write(path: Path, content: Union[str, bytes], mode: int = 0o644, lasting: bool = True) -> None:

@@ -8,6 +8,7 @@ from typing import Iterator
 
 from mpsctl.adapters import hardware, procfs
 from mpsctl.model import foreign
+from mpsctl.model.pattern import Pattern
 
 _UNIT_DIRECTORIES = (
     "etc/systemd/system",
@@ -15,13 +16,13 @@ _UNIT_DIRECTORIES = (
     "usr/local/lib/systemd/system",
     "usr/lib/systemd/system",
 )
-_OURS = re.compile(r"mps-(?:control@.*|health)\.(?:service|timer)")
+_OURS = Pattern(r"mps-(?:control@.*|health)\.(?:service|timer)")
 _SLURM = ("etc/slurm", "etc/slurm-llnl")
-_MODE = re.compile(r"nvidia-smi\b.*(?:\s-c\b|compute)", re.IGNORECASE)
-_SCRIPT = re.compile(
+_MODE = Pattern(r"nvidia-smi\b.*(?:\s-c\b|compute)", re.IGNORECASE)
+_SCRIPT = Pattern(
     r"^\s*(?:Prolog|Epilog|PrologSlurmctld|EpilogSlurmctld|TaskProlog|TaskEpilog)\s*=\s*(\S+)", re.I | re.M
 )
-_GRES = re.compile(r"^\s*(?:NodeName=\S+\s+)?Name=mps\b|^\s*GresTypes\s*=.*\bmps\b", re.IGNORECASE | re.MULTILINE)
+_GRES = Pattern(r"^\s*(?:NodeName=\S+\s+)?Name=mps\b|^\s*GresTypes\s*=.*\bmps\b", re.IGNORECASE | re.MULTILINE)
 _DEVICE_PLUGIN = "mps-control-daemon"
 _LARGEST_BYTES = 1 << 20
 

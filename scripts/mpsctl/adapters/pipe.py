@@ -13,7 +13,6 @@ was started so serves there until it ends.
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -53,7 +52,7 @@ def make(directory: Path) -> None:
     if directory.is_symlink():
         raise NotAFile(str(directory), "a link", "a folder")
     if directory.is_dir():
-        shutil.rmtree(directory)
+        files.remove_tree(directory)
     else:
         files.remove(directory)
     directory.mkdir(_CLOSED)
@@ -63,7 +62,7 @@ def make(directory: Path) -> None:
 def remove(directory: Path) -> None:
     """Remove the daemon's own directory with what it left there."""
     if not directory.is_symlink():
-        shutil.rmtree(directory, ignore_errors=True)
+        files.remove_tree(directory, ignore_errors=True)
 
 
 def close(directory: Path) -> bool:
@@ -139,7 +138,7 @@ def remove_former(public: Path) -> None:
     served = _served(public).values() if directories else ()
     for directory in directories:
         if directory not in served:
-            shutil.rmtree(directory, ignore_errors=True)
+            files.remove_tree(directory, ignore_errors=True)
     if not leads_to_door(public):
         return
     privileged = public / PRIVILEGED

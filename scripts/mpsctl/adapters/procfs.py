@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Iterator, Optional
 
 from mpsctl.model import foreign
+from mpsctl.model.pattern import Pattern
 
 _PROC = Path("/proc")
 _MOST_BYTES = 128 << 10
 """What is read of a command line or an environment: every user can have some of several MB."""
-_CONTAINER = re.compile(
+_CONTAINER = Pattern(
     r"(?:^|/)(?:(?:docker|cri-containerd|crio|libpod)[-/]|lxc\.payload\.)(?P<runtime>[0-9a-zA-Z_.-]+?)(?:\.scope)?(?:/|$)"
     r"|kubepods[^ ]*/(?P<pod>[0-9a-f]{64})(?:/|$)"
     r"|machine\.slice/(?:systemd-nspawn@|machine-)(?P<machine>[^/]+?)\.(?:service|scope)"
 )
-_UNIT = re.compile(r"/([^/]+\.(?:service|scope))(?:/|$)")
-_SESSION = re.compile(r"/session-([0-9a-zA-Z]+)\.scope(?:/|$)")
+_UNIT = Pattern(r"/([^/]+\.(?:service|scope))(?:/|$)")
+_SESSION = Pattern(r"/session-([0-9a-zA-Z]+)\.scope(?:/|$)")
 
 
 def alive(pid: int) -> bool:
@@ -110,7 +111,7 @@ def session(pid: int) -> Optional[str]:
     return found[1] if found else None
 
 
-def _control_group(pid: int, wanted: re.Pattern[str]) -> Optional[re.Match[str]]:
+def _control_group(pid: int, wanted: Pattern) -> Optional[re.Match[str]]:
     try:
         text = (_PROC / str(pid) / "cgroup").read_text(errors="replace")
     except OSError:

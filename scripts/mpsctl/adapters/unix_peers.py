@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Iterator, Optional, Sequence
 
 from mpsctl.adapters import procfs
+from mpsctl.model.peers import Peers
 
 _SOCK_DIAG, _BY_FAMILY, _ERROR, _DONE = 4, 20, 2, 3
 _REQUEST, _DUMP = 1, 0x300
@@ -49,25 +50,6 @@ _CONTROL_SOCKETS = ("control", "control_privileged")
 
 _File = tuple[int, int]
 """Device and inode, of which the kernel tells the lower 32 bits."""
-
-
-@dataclass(frozen=True)
-class Peers:
-    """Who is at the other end, by process id: ``holds`` was accepted, ``waits`` is in the backlog.
-
-    ``unnamed`` counts accepted connections that are open and whose process is not known: of another user, or not
-    found in time. ``untold`` says why it cannot be told whether anybody else is connected; empty where it can.
-    """
-
-    holds: tuple[int, ...] = ()
-    waits: tuple[int, ...] = ()
-    unnamed: int = 0
-    untold: str = ""
-
-    @property
-    def held(self) -> bool:
-        """Whether somebody is connected, named or not."""
-        return bool(self.holds or self.unnamed)
 
 
 class Refused(Exception):

@@ -23,20 +23,21 @@ from mpsctl.model.daemon_environment import DEFAULT_PIPE_DIRECTORY, PIPE_DIRECTO
 from mpsctl.model.errors import BadValue
 from mpsctl.model.foreign import shown
 from mpsctl.model.instance import Instance
+from mpsctl.model.pattern import Pattern
 
-_SHARED_IPC = re.compile(r"host|shareable|(?:container|service):.+")
+_SHARED_IPC = Pattern(r"host|shareable|(?:container|service):.+")
 _ANONYMOUS_MEMORY_FROM = 580
 """Servers of driver 580 say "anonymous shared memory region", earlier ones named regions of /dev/shm."""
-_SHELL = re.compile(r"^\s*(?:\S*/)?(?:ba|da|k|z)?sh\s+(?:-\S+\s+)*-\w*c\s+")
-_RUNS = re.compile(r"-(?:\w*[df]\w*|-daemon|-foreground)")
+_SHELL = Pattern(r"^\s*(?:\S*/)?(?:ba|da|k|z)?sh\s+(?:-\S+\s+)*-\w*c\s+")
+_RUNS = Pattern(r"-(?:\w*[df]\w*|-daemon|-foreground)")
 """The control daemon's arguments with which it is no front-end."""
-_HELPER = re.compile(
+_HELPER = Pattern(
     rf"{CONTROL_DAEMON}|nvidia-smi|nvidia-persistenced|echo|sleep|true|:|tail|trap|wait|mkdir|rm|chmod|chown|set|export"
     r"|cat|date|touch|cd|exit|kill|test|\[|\[\[|\]|if|then|else|elif|fi|for|in|while|until|do|done|\{|\}|!"
 )
 """What a script that only manages MPS runs beside it."""
-_DAEMON_IMAGE = re.compile(r"(?:^|/)(?:[\w.-]*[-_.])?mps(?:[-_.][\w.-]*)?(?:[:@]|$)")
-_PIPES = re.compile(r"(?<![a-z])mps(?![a-z])")
+_DAEMON_IMAGE = Pattern(r"(?:^|/)(?:[\w.-]*[-_.])?mps(?:[-_.][\w.-]*)?(?:[:@]|$)")
+_PIPES = Pattern(r"(?<![a-z])mps(?![a-z])")
 _NO_GPU = ("", "void", "none")
 
 

@@ -20,26 +20,27 @@ from mpsctl.checks.words import fault as words_of_fault
 from mpsctl.model import duration, quantity
 from mpsctl.model.checked_values import DAEMON_DIRECTORY_MAX_BYTES
 from mpsctl.model.errors import BadValue
+from mpsctl.model.pattern import Pattern
 
-_DIRECTORY = re.compile(
+_DIRECTORY = Pattern(
     r"To connect CUDA applications to this daemon, set (?P<v2>env )?CUDA_MPS_PIPE_DIRECTORY=(?P<path>.+)"
 )
-_STARTING = re.compile(r"Starting new server (?P<pid>\d+) for user (?P<uid>\d+)")
-_READY = re.compile(r"NEW SERVER (?P<pid>\d+): Ready")
-_EXITED = re.compile(r"Server (?P<pid>\d+) exited with status (?P<status>-?\d+)")
-_PENDING = re.compile(r"NEW CLIENT (?P<pid>\d+) from user (?P<uid>\d+): .*pending list")
-_NEW_CLIENT = re.compile(r"NEW CLIENT (?P<pid>-?\d+) from user (?P<uid>\d+)")
-_COMMAND = re.compile(r"Cmd: ?(?P<words>.*)")
-_SET_LIMIT = re.compile(r"set_(?:default_)?device_pinned_mem_limit(?P<words>.*)")
-_LIMIT = re.compile(r"Device pinned memory limit for device \S+ set to 0x(?P<bytes>[0-9a-fA-F]+) bytes")
-_STARTUP = re.compile(r"Startup|Initializing server process")
+_STARTING = Pattern(r"Starting new server (?P<pid>\d+) for user (?P<uid>\d+)")
+_READY = Pattern(r"NEW SERVER (?P<pid>\d+): Ready")
+_EXITED = Pattern(r"Server (?P<pid>\d+) exited with status (?P<status>-?\d+)")
+_PENDING = Pattern(r"NEW CLIENT (?P<pid>\d+) from user (?P<uid>\d+): .*pending list")
+_NEW_CLIENT = Pattern(r"NEW CLIENT (?P<pid>-?\d+) from user (?P<uid>\d+)")
+_COMMAND = Pattern(r"Cmd: ?(?P<words>.*)")
+_SET_LIMIT = Pattern(r"set_(?:default_)?device_pinned_mem_limit(?P<words>.*)")
+_LIMIT = Pattern(r"Device pinned memory limit for device \S+ set to 0x(?P<bytes>[0-9a-fA-F]+) bytes")
+_STARTUP = Pattern(r"Startup|Initializing server process")
 """The first that a server says of itself, before it is one."""
-_CONNECTED = re.compile(r"Client \{PID: (?P<pid>\d+), Context(?: ID)?: \d+\} connected")
-_DISCONNECTED = re.compile(r"Client process (?P<pid>\d+) disconnected")
-_NAMED = re.compile(r"Client \{PID: (?P<pid>\d+), Context(?: ID)?: \d+\} encountered a fatal GPU error")
-_FAULT = re.compile(r"handling a fatal GPU error|sticky error set|encountered a fatal GPU error")
-_WORKER = re.compile(r"Creating worker thread")
-_AFTER_WORKER = re.compile(r"is associated|is ACTIVE|exiting|disconnected|assuming client|New client|connected")
+_CONNECTED = Pattern(r"Client \{PID: (?P<pid>\d+), Context(?: ID)?: \d+\} connected")
+_DISCONNECTED = Pattern(r"Client process (?P<pid>\d+) disconnected")
+_NAMED = Pattern(r"Client \{PID: (?P<pid>\d+), Context(?: ID)?: \d+\} encountered a fatal GPU error")
+_FAULT = Pattern(r"handling a fatal GPU error|sticky error set|encountered a fatal GPU error")
+_WORKER = Pattern(r"Creating worker thread")
+_AFTER_WORKER = Pattern(r"is associated|is ACTIVE|exiting|disconnected|assuming client|New client|connected")
 
 LOOP = 2
 """Servers of one user that ended badly, at least so many and each within WINDOW_S of the one before, are a loop."""

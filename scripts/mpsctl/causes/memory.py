@@ -23,6 +23,7 @@ from mpsctl.model import plan as plans
 from mpsctl.model.costs import Costs
 from mpsctl.model.gpu import Device
 from mpsctl.model.instance import Instance
+from mpsctl.model.pattern import Pattern
 from mpsctl.observe.clients import TOLERANCE_MIB
 from mpsctl.observe.facts import ClientFacts, InstanceFacts
 from mpsctl.observe.process_facts import CLIENT, SERVER, GpuProcess
@@ -44,7 +45,7 @@ _TORCH = {
     "idle": rf"{_SIZE} is reserved by PyTorch but unallocated",
     "reserved": rf"{_SIZE} reserved in total by PyTorch",
 }
-_OTHER = re.compile(rf"Process \d+ has {_SIZE} memory in use")
+_OTHER = Pattern(rf"Process \d+ has {_SIZE} memory in use")
 
 
 @dataclass(frozen=True)

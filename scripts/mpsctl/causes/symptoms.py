@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Iterable, Mapping, NamedTuple, Optional
 
 from mpsctl.causes.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, diagnose, quoted
+from mpsctl.model.pattern import Pattern
 
 Causes = tuple[tuple[str, str], ...]
 """Names of the catalogue with how sure each is when nothing but the symptom is known."""
@@ -286,13 +287,13 @@ _OF_CAUSES: tuple[tuple[str, Causes], ...] = (
     ),
 )
 
-_NUMBERED = re.compile(
+_NUMBERED = Pattern(
     r"(?:cuda|CUDA|Cuda|\bcu[A-Z])[^\n]{0,80}?(?:[Ee]rror|code|status|returned|failed)[^\n\d]{0,12}\b(?P<cuda>\d{1,3})\b"
     r"|\b[Ee]rror (?P<mps>80[0-9]|81[01]|915)\b"
     r"|with status (?P<status>80[5-9]|810)\b"
 )
-_NAMED = re.compile(r"\b(?:CUDA_ERROR_[A-Z_]+|cudaError[A-Za-z]+)\b")
-_CLIENT_LEFT = re.compile(r"recei?vi?e command with status 806, assuming client")
+_NAMED = Pattern(r"\b(?:CUDA_ERROR_[A-Z_]+|cudaError[A-Za-z]+)\b")
+_CLIENT_LEFT = Pattern(r"recei?vi?e command with status 806, assuming client")
 """What a server says of every client that ends in good order (driver 580, H200)."""
 
 

@@ -13,25 +13,26 @@ from mpsctl.adapters.hardware import CONTROL_DAEMON
 from mpsctl.causes import environment
 from mpsctl.causes.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, diagnose
 from mpsctl.model.daemon_environment import PIPE_DIRECTORY
+from mpsctl.model.pattern import Pattern
 
 Sections = Mapping[str, list[tuple[str, str]]]
 """The assignments of a unit by its section, in their order: a key may come several times."""
 
-_SECTION = re.compile(r"\[(\w+)\]\s*")
-_ASSIGNMENT = re.compile(r"([A-Za-z][A-Za-z0-9]*)\s*=\s*(.*)")
+_SECTION = Pattern(r"\[(\w+)\]\s*")
+_ASSIGNMENT = Pattern(r"([A-Za-z][A-Za-z0-9]*)\s*=\s*(.*)")
 _SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
-_SHELL_WORDS = re.compile(r"\||&&|\|\||;|[0-9]?>{1,2}.*|<{1,2}.*|\$\(.*|`.*")
+_SHELL_WORDS = Pattern(r"\||&&|\|\||;|[0-9]?>{1,2}.*|<{1,2}.*|\$\(.*|`.*")
 _QUIT = ("quit", "-q", "-quit", "--quit")
-_FLAGS = re.compile(r"-")
-_COMMAND = re.compile(rf"(?:^|[\s;&|(]){CONTROL_DAEMON}(?=\s|$)|/{CONTROL_DAEMON}(?=\s|$)")
-_COMPUTE_MODE = re.compile(r"nvidia-smi\b[^|;&]*?(?:\s-c\b|\s--compute-mode\b)[^|;&]*")
-_ONE_GPU = re.compile(r"\s(?:-i|--id)\b")
-_REBOOT = re.compile(r"^\s*@reboot\b")
-_REMOVES = re.compile(r"\brm\s+-[a-zA-Z]*[rR][a-zA-Z]*\s+[^|;&]*mps")
-_SUBSTRING = re.compile(r"\[\[\s+\$\{?\w*(?:CUDA_VISIBLE_DEVICES|CVD)\}?\s+==\s+\*\$\{?\w+\}?\*\s+\]\]")
-_RESTARTS = re.compile(r"\bsystemctl\s+(?:\S+\s+)*restart\s+\S*mps")
-_SETS = re.compile(r"set_(?:default_)?(?:device_pinned_mem_limit|active_thread_percentage|client_priority)")
-_GETS = re.compile(r"get_(?:default_)?(?:device_pinned_mem_limit|active_thread_percentage|client_priority)|\bmpsctl\b")
+_FLAGS = Pattern(r"-")
+_COMMAND = Pattern(rf"(?:^|[\s;&|(]){CONTROL_DAEMON}(?=\s|$)|/{CONTROL_DAEMON}(?=\s|$)")
+_COMPUTE_MODE = Pattern(r"nvidia-smi\b[^|;&]*?(?:\s-c\b|\s--compute-mode\b)[^|;&]*")
+_ONE_GPU = Pattern(r"\s(?:-i|--id)\b")
+_REBOOT = Pattern(r"^\s*@reboot\b")
+_REMOVES = Pattern(r"\brm\s+-[a-zA-Z]*[rR][a-zA-Z]*\s+[^|;&]*mps")
+_SUBSTRING = Pattern(r"\[\[\s+\$\{?\w*(?:CUDA_VISIBLE_DEVICES|CVD)\}?\s+==\s+\*\$\{?\w+\}?\*\s+\]\]")
+_RESTARTS = Pattern(r"\bsystemctl\s+(?:\S+\s+)*restart\s+\S*mps")
+_SETS = Pattern(r"set_(?:default_)?(?:device_pinned_mem_limit|active_thread_percentage|client_priority)")
+_GETS = Pattern(r"get_(?:default_)?(?:device_pinned_mem_limit|active_thread_percentage|client_priority)|\bmpsctl\b")
 
 
 def lint(text: str) -> list[Diagnosis]:

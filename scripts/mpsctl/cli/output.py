@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import Any, Optional, TextIO
@@ -51,6 +50,8 @@ def show_in_place(text: str, terminal: TextIO) -> None:
 
 def say_json(data: Any) -> None:
     """Print an answer as JSON: for people on a terminal with one value a line, else on one line."""
+    import json  # not every answer is
+
     print(json.dumps(data, indent=2 if sys.stdout.isatty() else None, sort_keys=False))
 
 

@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 
 from mpsctl.model import gpu as gpu_names
 from mpsctl.model.errors import BadValue
+from mpsctl.model.pattern import Pattern
 
 REPORT, TERMINATE, RESTART = "report", "terminate", "restart"
 REFUSE, WAIT = "refuse", "wait"
@@ -24,11 +25,11 @@ PUBLIC_DIRECTORY_MAX_BYTES = 74
 """The longest pipe directory of clients. Its sockets' names must fit a socket address, and release 0.2.0, which
 served a directory inside it, took no longer one."""
 
-_USER = re.compile(r"[a-z_][a-z0-9_.-]{0,31}|0|[1-9][0-9]{0,9}", re.IGNORECASE)
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
-_PATH = re.compile(r"(?:/[A-Za-z0-9_.-]+)+")
-_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._:=-]*")
-_HOSTS = re.compile(r"[1-9][0-9]{0,4}|(?:100|[1-9][0-9]?)%")
+_USER = Pattern(r"[a-z_][a-z0-9_.-]{0,31}|0|[1-9][0-9]{0,9}", re.IGNORECASE)
+_NAME = Pattern(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
+_PATH = Pattern(r"(?:/[A-Za-z0-9_.-]+)+")
+_PACKAGE = Pattern(r"[A-Za-z0-9][A-Za-z0-9+._:=-]*")
+_HOSTS = Pattern(r"[1-9][0-9]{0,4}|(?:100|[1-9][0-9]?)%")
 _MOST_OF_REASON = 200
 _UNSAFE_ROOTS = ("/tmp", "/var/tmp", "/dev/shm", "/root")
 

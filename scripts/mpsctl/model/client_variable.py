@@ -11,8 +11,10 @@ import re
 from dataclasses import dataclass
 from typing import Mapping, Optional, Sequence, Union
 
+from mpsctl.model.pattern import Pattern
+
 VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
-_ENTRY = re.compile(r"(?P<device>[^=]+)=(?P<amount>[1-9][0-9]*)(?P<unit>[MG])B?", re.IGNORECASE)
+_ENTRY = Pattern(r"(?P<device>[^=]+)=(?P<amount>[1-9][0-9]*)(?P<unit>[MG])B?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ of systemd and of the control daemon. Whoever wrote one may have meant it to loo
 
 from __future__ import annotations
 
-import shlex
-
 MOST = 200
 """How many characters of a foreign text a sentence holds."""
 
@@ -52,6 +50,8 @@ def pasted(text: str) -> str:
     """
     text = text.replace("\0", "")
     if text.isprintable():
+        import shlex  # seldom needed
+
         return shlex.quote(text)
     return f"$'{''.join(map(_in_quotes, text))}'"
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Optional, Sequence
 
 from mpsctl.model.errors import BadValue
+from mpsctl.model.pattern import Pattern
 
 EXCLUSIVE_PROCESS, DEFAULT, PROHIBITED = "exclusive_process", "default", "prohibited"
 
@@ -15,9 +16,9 @@ NOT_TOLD = "not told"
 
 _HEX = "[0-9a-f]"
 _UUID_PART = f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}"
-_INDEX = re.compile(r"0|[1-9][0-9]{0,3}")
-_UUID = re.compile(rf"(?:GPU|MIG)-{_UUID_PART}")
-_PCI = re.compile(rf"(?:({_HEX}{{4,8}}):)?({_HEX}{{2}}):({_HEX}{{2}})\.([0-7])", re.IGNORECASE)
+_INDEX = Pattern(r"0|[1-9][0-9]{0,3}")
+_UUID = Pattern(rf"(?:GPU|MIG)-{_UUID_PART}")
+_PCI = Pattern(rf"(?:({_HEX}{{4,8}}):)?({_HEX}{{2}}):({_HEX}{{2}})\.([0-7])", re.IGNORECASE)
 _EXPECTED = "an index (0), a full UUID (GPU-… or MIG-…) or a PCI address (0000:3b:00.0)"
 
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Optional
 
 from mpsctl.model.errors import BadValue
+from mpsctl.model.pattern import Pattern
 
-_ABSOLUTE = re.compile(r"([1-9][0-9]{0,11})([MG])")
-_PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,3})?)%")
+_ABSOLUTE = Pattern(r"([1-9][0-9]{0,11})([MG])")
+_PERCENT = Pattern(r"([0-9]{1,3}(?:\.[0-9]{1,3})?)%")
 _EXPECTED = "<integer>M, <integer>G or <number>% of the GPU's memory"
 
 MAX_MIB = 16 * 1024 * 1024

@@ -7,7 +7,6 @@ for in NVML's list of MPS clients, in what the front door wrote down, and, as ro
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Iterable, Optional, Sequence
@@ -18,13 +17,14 @@ from mpsctl.adapters.nvml import Nvml
 from mpsctl.model.errors import MpsctlError
 from mpsctl.model.gpu import Device
 from mpsctl.model.instance import Instance
+from mpsctl.model.pattern import Pattern
 from mpsctl.observe import reachability
 from mpsctl.observe.process_facts import Obstacle
 from mpsctl.store import admission, front_door_notes
 from mpsctl.store.world import World
 
 _LIBRARY = "libcuda.so"
-_NAMED_IN_LOG = re.compile(r"Client \{PID: (\d+),|NEW CLIENT (\d+) from user")
+_NAMED_IN_LOG = Pattern(r"Client \{PID: (\d+),|NEW CLIENT (\d+) from user")
 _JOURNAL_LINES = 200
 
 

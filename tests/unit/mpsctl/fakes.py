@@ -20,12 +20,12 @@ from typing import Callable, Iterator, Mapping, Optional, Sequence
 from mpsctl.adapters import files
 from mpsctl.adapters.control_daemon import Daemon, NotServed, Unreachable
 from mpsctl.adapters.nvml import Nvml
-from mpsctl.adapters.unix_peers import Peers
 from mpsctl.lifecycle import apply, prepare, stop
 from mpsctl.model import settings
 from mpsctl.model.errors import MpsctlError, NotInForce, NotReady
 from mpsctl.model.gpu import Gpu, Load, MigDevice
 from mpsctl.model.names import door_unit
+from mpsctl.model.peers import Peers
 from mpsctl.model.places import Places
 from mpsctl.store import admission, configuration
 from mpsctl.store.world import World

@@ -257,7 +257,7 @@ def test_bytecode_that_a_removal_takes_away_meanwhile_is_imported_all_the_same(
 ) -> None:
     installed.keep(python)
     with zipfile.ZipFile(installed.program) as program:
-        start, _, _ = program.read("__main__.py").decode().partition("from mpsctl.cli.main import main")
+        start, _, _ = program.read("__main__.py").decode().partition("from mpsctl.cli.main import run")
     late = f"import mpsctl, shutil; shutil.rmtree({str(installed.cache)!r}); import mpsctl.observe.host; print('late')"
     done = subprocess.run([python, "-IS", "-c", start + late], capture_output=True, text=True, check=False, timeout=60)
     assert (done.stdout, done.stderr) == ("late\n", "")

@@ -16,7 +16,7 @@ from typing import Callable, Iterator, Optional
 import pytest
 
 from mpsctl.adapters import hardware, procfs, unix_peers
-from mpsctl.adapters.unix_peers import Peers
+from mpsctl.model.peers import Peers
 
 _HEAD = "import os, socket, sys\ndef line(): return sys.stdin.readline().strip()\n"
 DAEMON = f"""{_HEAD}
