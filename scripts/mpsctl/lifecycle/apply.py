@@ -291,8 +291,10 @@ def _set_and_read(
     due = [(one, lines) for one, lines in zip(desired, before) if not (one.in_force(lines) and one.exact)]
     if not due:
         return _Set()
-    said = daemon.ask([one.setter for one, _ in due])
-    after = _read(daemon, [one for one, _ in due])
+    told = daemon.ask(
+        [*(one.setter for one, _ in due), *(one.getter for one, _ in due)]
+    )  # in one session, in this order
+    said, after = told[: len(due)], told[len(due) :]
     if _gone(server, after):
         return _Set()
     for (one, _), words, lines in zip(due, said, after):
