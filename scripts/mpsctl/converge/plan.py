@@ -285,5 +285,10 @@ def _left_behind(found: Situation) -> list[Step]:
     """GPUs that an interrupted run left in a mode of ours."""
     in_use = [device.gpu.uuid for one in found.desired.instances for device in found.facts(one.name).devices]
     in_use += [uuid for facts in found.host.instances.values() for uuid in facts.serves]
+    for daemon in found.host.processes.daemons:
+        # Also one whose instance has no file any more. One that does not tell may serve any.
+        if daemon.roots or daemon.uid is None:
+            served = found.host.devices(daemon)
+            in_use += [gpu.uuid for gpu in found.gpus] if served is None else served
     left = saved_compute_modes.left_behind(found.world, found.gpus, in_use)
     return [RestoreComputeMode(gpu, mode) for gpu, mode in left]

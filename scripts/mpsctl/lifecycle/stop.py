@@ -9,12 +9,13 @@ from typing import Optional
 from mpsctl.adapters import files, pipe, procfs, without_door
 from mpsctl.adapters.control_daemon import Bounded, Daemon
 from mpsctl.adapters.nvml import Nvml
-from mpsctl.lifecycle import admit, compute_modes, prepare
+from mpsctl.lifecycle import admit, compute_modes
 from mpsctl.model import daemon_environment
-from mpsctl.model.checked_values import PROHIBITED
+from mpsctl.model.checked_values import PROHIBITED, check_name
 from mpsctl.model.errors import MpsctlError, NotReady
 from mpsctl.model.instance import Instance
-from mpsctl.store import configuration, record
+from mpsctl.observe.asked import unit_of
+from mpsctl.store import configuration, last_good, record
 from mpsctl.store.world import World
 
 _TAKE_OFF_S, _LEAST_QUIT_S, _GRACE_S = 2, 2, 3
@@ -34,11 +35,12 @@ def stop(world: World, name: str, main_pid: Optional[int]) -> bool:
     """
     from mpsctl.lifecycle import terminate  # what a reconcile, which needs the rest of this file, does without
 
-    instance = configuration.load(world, name)
+    check_name(name)
     # While a restart is under way the clients that come wait for the next daemon.
-    admit.close_for_end(world, name, refuse=world.systemd.job(instance.unit) == "stop")
+    admit.close_for_end(world, name, refuse=world.systemd.job(unit_of(name)) == "stop")
     if main_pid is None or not procfs.alive(main_pid):
         return True
+    instance = last_good.load(world, name, daemon_environment.of_process(procfs.environment(main_pid)))
     record.forget_starts(world, name)  # an end that was asked for is no crash, and slows no start down
     if daemon_environment.of_process(procfs.environment(main_pid)) is None:
         return False
@@ -84,8 +86,9 @@ def release(world: World, name: str) -> None:
     systemd runs this before every automatic restart too (and for a restart job, where a moment in another
     compute mode would let other processes onto the GPU); the job in the queue tells them apart.
     """
-    instance = configuration.load(world, name)
+    check_name(name)
     admit.close_for_end(world, name, refuse=False)
+    instance = last_good.load(world, name)
     public = Path(instance.pipe_directory)
     if not pipe.daemons_on(public):  # the next start may be of a daemon behind a front door, or without one
         without_door.leave(public, for_door=instance.front_door)
@@ -115,7 +118,7 @@ def _forget(world: World, instance: Instance) -> None:
     record.forget(world, instance.name)
     limit_bypasses.forget(world, instance.name)
     unresponsive.forget(world, instance.name)
-    files.remove(prepare.environment_file(world, instance.name))
+    files.remove(world.places.daemon_environment(instance.name))
     pipe.remove(world.places.pipe(instance.name))
     pipe.remove_former(Path(instance.pipe_directory))
 

@@ -159,6 +159,18 @@ def test_a_gpu_that_no_instance_has_any_more_is_told_and_its_mode_brought_back(h
     assert host.nvml.gpu(0).compute_mode == DEFAULT
 
 
+@pytest.mark.parametrize("how", ["damaged", "not ours", "gone"])
+def test_a_gpu_whose_daemon_runs_keeps_its_mode_whatever_became_of_its_file(host: Host, how: str) -> None:
+    run(host, desired(host, {name: conf(host, name) for name in "01"}))
+    path = host.places.conf("1")
+    path.write_text(f"{FINGERPRINT}\nhalf a fi" if how == "damaged" else "\0" * 100)
+    if how == "gone":
+        path.unlink()
+    run(host, desired(host, {"0": conf(host, "0")}))
+    assert host.running("1").pid in host.processes
+    assert host.nvml.gpu(1).compute_mode == EXCLUSIVE_PROCESS
+
+
 def test_a_mode_that_somebody_sets_on_a_gpu_that_is_ours_no_longer_is_left(host: Host) -> None:
     run(host, DESIRED["first"](host))
     run(host, DESIRED["one less"](host))
