@@ -32,6 +32,8 @@ LIMITS = ("limit", "thread_percentage", "client_priority", "expected_clients")
 """What of an instance a live reload brings about, clients or not; how many are expected touches no daemon."""
 
 NO_LONGER_DESIRED = "the instance is no longer desired"
+FRONT_DOOR = "front-door"
+"""The check by its id."""
 _NO_DOOR_YET = "the front door is new, and lets clients in once the limits were read back"
 _BEING_RELOADED = "it is being reloaded, and what that reads of its file cannot be told"
 
@@ -273,10 +275,12 @@ def _why_reload(found: Situation, name: str) -> str:
 
 
 def _reloads_instead(found: Situation, restarts: Sequence[Restart]) -> Iterator[Reload]:
-    """A restart that is withheld holds back no limit: the clients to come get the new ones all the same."""
+    """A restart that is withheld holds back no limit: the clients to come get the new ones all the same. Nor does it
+    keep them out, where an earlier run that was killed did."""
     for step in restarts:
         facts, why = found.facts(step.desired.name), _why_reload(found, step.desired.name)
-        if not all(value.in_force for value in facts.every_value):
+        closed = found.report.check(step.desired.name, FRONT_DOOR).mends == RELOAD
+        if closed or not all(value.in_force for value in facts.every_value):
             blocked = _why_blocked(facts.unit)
             yield Reload(facts.unit.name, why, facts.name, instead_of=step, blocked=blocked)
 

@@ -46,20 +46,21 @@ def let_in(world: World, instance: Instance, daemon: ServedDaemon) -> Optional[d
     return drained
 
 
-def close_for_drain(world: World, name: str) -> Optional[Admission]:
+def close_for_drain(world: World, name: str, for_run: bool = False) -> Optional[Admission]:
     """Let nobody new in, as the drain's mark says; what stood before. Later connections of clients that were let in
-    before go through."""
+    before go through. ``for_run``: whether it is open again should this run be killed."""
     before = admission.read(world.places, name)
     known = before or Admission(WAITING)
     drained = drains.read(world, name)
     state = CLOSED if drained is not None and drained.refuse else WAITING
-    _write(world, name, replace(known, state=state, why=_told(drained), daemon=_alive(known.daemon)))
+    closed = replace(known, state=state, why=_told(drained), daemon=_alive(known.daemon))
+    _write(world, name, replace(closed, for_run=for_run and _opens_by_itself(world, name, known)))
     return before
 
 
-def close_for_end(world: World, name: str, refuse: bool) -> Optional[Admission]:
+def close_for_end(world: World, name: str, refuse: bool, for_run: bool = False) -> Optional[Admission]:
     """Let nobody new in because the daemon is about to end; what stood before. With ``refuse`` nobody waits for the
-    next one."""
+    next one. ``for_run`` as in ``close_for_drain``."""
     before = admission.read(world.places, name)
     known = before or Admission(WAITING)
     if refuse:
@@ -68,8 +69,16 @@ def close_for_end(world: World, name: str, refuse: bool) -> Optional[Admission]:
         found = known
     else:
         found = replace(known, state=WAITING, why=_STARTS)
-    _write(world, name, replace(found, daemon=_alive(known.daemon)))
+    found = replace(found, daemon=_alive(known.daemon))
+    _write(world, name, replace(found, for_run=for_run and _opens_by_itself(world, name, known)))
     return before
+
+
+def _opens_by_itself(world: World, name: str, known: Admission) -> bool:
+    """Whether a door that is closed for a run is open again with that run's end: it was open, or is closed for this run
+    already. The mode of a directory without a front door stays as it is."""
+    was_open = known.state == OPEN or known.for_run
+    return was_open and known.daemon is not None and _without_door(world, name, known.daemon) is None
 
 
 def reopen(world: World, name: str, before: Optional[Admission]) -> None:
@@ -83,7 +92,7 @@ def reopen(world: World, name: str, before: Optional[Admission]) -> None:
 def refuse_all(world: World, name: str) -> None:
     """The instance was stopped: whoever comes is told so at once."""
     known = admission.read(world.places, name) or Admission(CLOSED)
-    _write(world, name, replace(known, state=CLOSED, why=_STOPPED, daemon=None))
+    _write(world, name, replace(known, state=CLOSED, why=_STOPPED, daemon=None, for_run=False))
 
 
 def _write(world: World, name: str, found: Admission) -> None:

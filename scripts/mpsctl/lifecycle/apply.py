@@ -138,8 +138,9 @@ def _environment_of(world: World, instance: Instance, pid: int) -> DaemonEnviron
         environment = procfs.environment(pid)
     found = daemon_environment.of_process(environment)
     own, public = world.places.pipe(instance.name), Path(instance.pipe_directory)
-    # One of the two where the other is desired: until its restart.
-    if found is None or found.pipe_directory not in (own, public, *pipe.former_directories(public)):
+    # One of the two where the other is desired, or a former place: until its restart.
+    known = (own, public, *pipe.former_directories(public), _read_back_before(world, instance.name, pid))
+    if found is None or found.pipe_directory not in known:
         if not procfs.alive(pid):
             raise NotReady(f"the control daemon (pid {pid}) has ended; its last words are in the journal of the unit")
         if environment is None:
@@ -149,6 +150,15 @@ def _environment_of(world: World, instance: Instance, pid: int) -> DaemonEnviron
             f"pid {pid} serves {served}, expected {world.places.daemon_directory(instance)}; restart {instance.unit}"
         )
     return found
+
+
+def _read_back_before(world: World, name: str, pid: int) -> Optional[Path]:
+    """Where this very process served when its limits were read back last."""
+    told = admission.read(world.places, name)
+    daemon = told.daemon if told is not None else None
+    if daemon is None or (daemon.pid, daemon.started_at) != (pid, procfs.started_at(pid)):
+        return None
+    return Path(daemon.pipe_directory)
 
 
 def _wait_until_it_answers(world: World, instance: Instance, daemon: Daemon, pid: int) -> None:

@@ -106,7 +106,7 @@ def drain(
         daemons = []
         for instance, found, main_pid in zip(instances, drained, main_pids):
             found.since = drains.mark(world, instance.name, of_this_run, reasons.get(instance.name, ""), refuse).since
-            found.before = admit.close_for_drain(world, instance.name)
+            found.before = admit.close_for_drain(world, instance.name, of_this_run)
             daemons.append(_daemon(world, instance, main_pid))
         end_s = world.now_s() + timeout_s
         for found, daemon, main_pid in zip(drained, daemons, main_pids):
@@ -130,7 +130,7 @@ def close_where_empty(world: World, instances: Sequence[Instance]) -> list[Drain
     drained = [Drained(one.name, "") for one in instances]
     try:
         for instance, found, main_pid in zip(instances, drained, main_pids):
-            found.before = admit.close_for_end(world, instance.name, refuse=False)
+            found.before = admit.close_for_end(world, instance.name, refuse=False, for_run=True)
             daemon = _daemon(world, instance, main_pid)
             if daemon is not None:
                 _look_twice(world, found, daemon, main_pid)

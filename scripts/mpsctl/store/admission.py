@@ -15,11 +15,11 @@ import fcntl
 import json
 import os
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Iterator, Optional
 
-from mpsctl.adapters import files
+from mpsctl.adapters import files, locks
 from mpsctl.model.places import Places
 from mpsctl.store import remembered
 
@@ -47,6 +47,9 @@ class Admission:
     says through which daemon the later connections of a client go that was let in before. ``wait_s`` is how long a
     client waits at most; ``gid`` the one group that may come beside root, None for everyone; ``multi_user`` whether one
     server serves all users.
+
+    ``for_run``: a run that changes this host closed the door, which was open. It is open again with the end of that
+    run, should it be killed, and of what it had systemd do: ``read`` says so.
     """
 
     state: str
@@ -55,6 +58,7 @@ class Admission:
     wait_s: int = DEFAULT_WAIT_S
     gid: Optional[int] = None
     multi_user: bool = False
+    for_run: bool = False
 
 
 def path(places: Places, instance: str) -> Path:
@@ -62,6 +66,19 @@ def path(places: Places, instance: str) -> Path:
 
 
 def read(places: Places, instance: str) -> Optional[Admission]:
+    """What is in force, or None where nothing that can be read was written."""
+    found = stored(places, instance)
+    return None if found is None else in_force(places, found)
+
+
+def in_force(places: Places, found: Admission) -> Admission:
+    """What holds now by what was written."""
+    if found.for_run and not locks.is_taken(places.host_lock):
+        return replace(found, state=OPEN, why="", for_run=False)
+    return found
+
+
+def stored(places: Places, instance: str) -> Optional[Admission]:
     """What was written last, or None where nothing that can be read was."""
     found = remembered.load(path(places, instance))
     try:
@@ -75,9 +92,12 @@ def read(places: Places, instance: str) -> Optional[Admission]:
 def write(places: Places, instance: str, admission: Admission) -> bool:
     """Put it in force, once nobody is being passed on under what stood before; whether it says something else."""
     with _locked(places, instance, fcntl.LOCK_EX):
-        if read(places, instance) == admission:
+        if stored(places, instance) == admission:
             return False
-        files.write(path(places, instance), json.dumps(asdict(admission)) + "\n", lasting=False)
+        fields = asdict(admission)
+        if not admission.for_run:  # a door's service of a build before this one, which may still run, does not know it
+            del fields["for_run"]
+        files.write(path(places, instance), json.dumps(fields) + "\n", lasting=False)
         return True
 
 
