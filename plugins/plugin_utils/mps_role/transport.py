@@ -49,6 +49,20 @@ def answer(stdout: str) -> Optional[dict[str, Any]]:
     return None
 
 
+def is_timeout(error: BaseException) -> bool:
+    """Whether the task's own timeout has ended it. Ansible moved the class in core 2.19."""
+    return type(error).__name__ == "TaskTimeoutError"
+
+
+def not_in_time(bound_s: int) -> str:
+    """One line for a host that did not answer within the bound of the task."""
+    return (
+        f"found no answer of mpsctl within {bound_s} s, expected one; it may still be at work there: see"
+        " `ps -C python3 -o pid,stat,args` (T is stopped: `kill -CONT` or `kill -KILL` it) and `mpsctl status`, then"
+        " run the playbook again"
+    )
+
+
 def no_answer(result: dict[str, Any], python: str) -> str:
     """One line for a host that gave no answer."""
     code = result.get("rc")

@@ -19,6 +19,8 @@ from mpsctl.store import admission, configuration, drains
 from mpsctl.store.admission import CLOSED, OPEN, WAITING, Admission, ServedDaemon
 from mpsctl.store.world import World
 
+_REFUSE_ALL_S = 3
+"""Nobody is being passed on to a daemon that has ended; a door's service that is stopped is not waited for."""
 _STARTS, _STOPPED = "the daemon's limits are not in force yet", "the unit was stopped"
 
 
@@ -58,9 +60,14 @@ def close_for_drain(world: World, name: str, for_run: bool = False) -> Optional[
     return before
 
 
-def close_for_end(world: World, name: str, refuse: bool, for_run: bool = False) -> Optional[Admission]:
+def close_for_end(
+    world: World, name: str, refuse: bool, for_run: bool = False, bound_s: float = admission.BOUND_S
+) -> Optional[Admission]:
     """Let nobody new in because the daemon is about to end; what stood before. With ``refuse`` nobody waits for the
-    next one. ``for_run`` as in ``close_for_drain``."""
+    next one. ``for_run`` as in ``close_for_drain``.
+
+    :raises Stuck: if the front door does not let go of a client within ``bound_s``.
+    """
     before = admission.read(world.places, name)
     known = before or Admission(WAITING)
     if refuse:
@@ -70,7 +77,7 @@ def close_for_end(world: World, name: str, refuse: bool, for_run: bool = False) 
     else:
         found = replace(known, state=WAITING, why=_STARTS)
     found = replace(found, daemon=_alive(known.daemon))
-    _write(world, name, replace(found, for_run=for_run and _opens_by_itself(world, name, known)))
+    _write(world, name, replace(found, for_run=for_run and _opens_by_itself(world, name, known)), bound_s)
     return before
 
 
@@ -92,10 +99,10 @@ def reopen(world: World, name: str, before: Optional[Admission]) -> None:
 def refuse_all(world: World, name: str) -> None:
     """The instance was stopped: whoever comes is told so at once."""
     known = admission.read(world.places, name) or Admission(CLOSED)
-    _write(world, name, replace(known, state=CLOSED, why=_STOPPED, daemon=None, for_run=False))
+    _write(world, name, replace(known, state=CLOSED, why=_STOPPED, daemon=None, for_run=False), _REFUSE_ALL_S)
 
 
-def _write(world: World, name: str, found: Admission) -> None:
+def _write(world: World, name: str, found: Admission, bound_s: float = admission.BOUND_S) -> None:
     """A daemon without a front door is opened before it is said to be, and closed before it is said to be closed."""
     before = admission.read(world.places, name)
     public = _without_door(world, name, found.daemon or (before.daemon if before is not None else None))
@@ -103,7 +110,7 @@ def _write(world: World, name: str, found: Admission) -> None:
         without_door.open_to_everyone(public)
     elif public is not None and public.is_dir():
         without_door.close(public)
-    admission.write(world.places, name, found)
+    admission.write(world.places, name, found, bound_s)
 
 
 def _without_door(world: World, name: str, daemon: Optional[ServedDaemon]) -> Optional[Path]:

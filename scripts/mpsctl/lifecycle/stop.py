@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Optional
 
@@ -15,7 +16,7 @@ from mpsctl.model.checked_values import PROHIBITED, check_name
 from mpsctl.model.errors import MpsctlError, NotReady
 from mpsctl.model.instance import Instance
 from mpsctl.observe.asked import unit_of
-from mpsctl.store import configuration, last_good, record
+from mpsctl.store import admission, configuration, last_good, record
 from mpsctl.store.world import World
 
 _TAKE_OFF_S, _LEAST_QUIT_S, _GRACE_S = 2, 2, 3
@@ -37,16 +38,20 @@ def stop(world: World, name: str, main_pid: Optional[int]) -> bool:
 
     check_name(name)
     # While a restart is under way the clients that come wait for the next daemon.
-    admit.close_for_end(world, name, refuse=world.systemd.job(unit_of(name)) == "stop")
+    refuse = world.systemd.job(unit_of(name)) == "stop"
+    begun_s = world.now_s()
     if main_pid is None or not procfs.alive(main_pid):
+        last_good.load(world, name)
+        _close(world, name, refuse, _GRACE_S)
         return True
     instance = last_good.load(world, name, daemon_environment.of_process(procfs.environment(main_pid)))
+    _close(world, name, refuse, instance.stop_timeout_s)
     record.forget_starts(world, name)  # an end that was asked for is no crash, and slows no start down
     if daemon_environment.of_process(procfs.environment(main_pid)) is None:
         return False
     daemon = terminate.running_daemon(world, instance, main_pid)
     bound_s = instance.stop_timeout_s
-    end_s = world.now_s() + bound_s
+    end_s = begun_s + bound_s
     _see_clients_off(world, instance, daemon, end_s)
     quit_s = max(_LEAST_QUIT_S, math.ceil(end_s - world.now_s()))
     end_s = world.now_s() + quit_s + _GRACE_S
@@ -63,6 +68,14 @@ def stop(world: World, name: str, main_pid: Optional[int]) -> bool:
     if not gone:
         world.say(f"the control daemon (pid {main_pid}) did not end within {bound_s} s of being asked; systemd ends it")
     return gone
+
+
+def _close(world: World, name: str, refuse: bool, bound_s: float) -> None:
+    """Whatever becomes of the front door: the stop goes on."""
+    try:
+        admit.close_for_end(world, name, refuse, bound_s=bound_s)
+    except admission.Stuck as error:
+        world.say(str(error))
 
 
 def _see_clients_off(world: World, instance: Instance, daemon: Daemon, end_s: float) -> None:
@@ -87,15 +100,16 @@ def release(world: World, name: str) -> None:
     compute mode would let other processes onto the GPU); the job in the queue tells them apart.
     """
     check_name(name)
-    admit.close_for_end(world, name, refuse=False)
     instance = last_good.load(world, name)
+    _close(world, name, False, _GRACE_S)
     public = Path(instance.pipe_directory)
     if not pipe.daemons_on(public):  # the next start may be of a daemon behind a front door, or without one
         without_door.leave(public, for_door=instance.front_door)
     if instance.when_down == PROHIBITED:
         _close_gpus(world, instance)
     if world.systemd.job(instance.unit) == "stop":
-        admit.refuse_all(world, name)
+        with suppress(admission.Stuck):  # which was said
+            admit.refuse_all(world, name)
         _forget(world, instance)
         if instance.when_down != PROHIBITED:
             restore_modes(world, instance)

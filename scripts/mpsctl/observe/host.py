@@ -29,6 +29,8 @@ from mpsctl.store.world import World
 INSTANCE_TIMEOUT_S = 30.0
 """For an instance that is looked at in a process of its own; above all bounds inside: it is met only where /proc or a
 file system hangs."""
+_TOGETHER_TIMEOUT_S = 120.0
+"""For one that is looked at in this process, whose daemon may take its time; met as the bound above is."""
 DAEMON_TIMEOUT_S = 5.0
 """For all questions to one daemon together, where a look is bounded."""
 _JAMMED_TIMEOUT_S = 1.0
@@ -275,7 +277,9 @@ def _look_together(found: HostFacts, looks: Mapping[str, Look], journals: Mappin
     begun = {name: Background(partial(one, journals[name])) for name, one in looks.items()}
     for name, one in begun.items():
         try:
-            found.instances[name] = one.result()
+            found.instances[name] = one.result(_TOGETHER_TIMEOUT_S)
+        except TimeoutError:
+            found.instances[name] = _unread(found, name, f"it did not end within {_TOGETHER_TIMEOUT_S:g} s")
         except Exception as error:  # of one instance, and no other's
             found.instances[name] = _unread(found, name, f"{type(error).__name__}: {error} (a fault of mpsctl)")
 

@@ -14,19 +14,30 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Iterator, Optional
 
 from mpsctl.adapters import files, locks
+from mpsctl.adapters.background import Background
+from mpsctl.model.errors import NotReady
+from mpsctl.model.names import door_service
 from mpsctl.model.places import Places
 from mpsctl.store import remembered
 
 OPEN, WAITING, CLOSED = "open", "waiting", "closed"
 STATES = (OPEN, WAITING, CLOSED)
 DEFAULT_WAIT_S = 60
+BOUND_S = 30
+"""Within which who is being passed on is through or given up: the daemon's greeting and answer take 15 s at most."""
 _ENTRY, _INSIDE = ".entry.lock", ".lock"
+
+
+class Stuck(NotReady):
+    """The front door does not let go of what is in force."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +100,12 @@ def stored(places: Places, instance: str) -> Optional[Admission]:
     return read if read.state in STATES else None
 
 
-def write(places: Places, instance: str, admission: Admission) -> bool:
-    """Put it in force, once nobody is being passed on under what stood before; whether it says something else."""
-    with _locked(places, instance, fcntl.LOCK_EX):
+def write(places: Places, instance: str, admission: Admission, bound_s: float = BOUND_S) -> bool:
+    """Put it in force, once nobody is being passed on under what stood before; whether it says something else.
+
+    :raises Stuck: if somebody still is after ``bound_s``: nothing was written.
+    """
+    with _locked(places, instance, fcntl.LOCK_EX, bound_s):
         if stored(places, instance) == admission:
             return False
         fields = asdict(admission)
@@ -131,7 +145,7 @@ def try_hold(places: Places, instance: str) -> Optional[Held]:
     :raises OSError: if the lock cannot be opened.
     """
     try:
-        with _lock(places, instance, _ENTRY, fcntl.LOCK_SH | fcntl.LOCK_NB):
+        with _lock(places, instance, _ENTRY, fcntl.LOCK_SH | fcntl.LOCK_NB, 0):
             descriptor = _opened(places, instance, _INSIDE)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -144,23 +158,41 @@ def try_hold(places: Places, instance: str) -> Optional[Held]:
 
 
 @contextmanager
-def _locked(places: Places, instance: str, kind: int) -> Iterator[None]:
+def _locked(places: Places, instance: str, kind: int, bound_s: float = BOUND_S) -> Iterator[None]:
+    end_s = time.monotonic() + bound_s
     with ExitStack() as entry:
-        entry.enter_context(_lock(places, instance, _ENTRY, kind))
-        with _lock(places, instance, _INSIDE, kind):
+        entry.enter_context(_lock(places, instance, _ENTRY, kind, end_s))
+        with _lock(places, instance, _INSIDE, kind, end_s):
             if kind == fcntl.LOCK_SH:
                 entry.close()  # readers stand beside one another: a writer may come to the entry meanwhile
             yield
 
 
 @contextmanager
-def _lock(places: Places, instance: str, name: str, kind: int) -> Iterator[None]:
+def _lock(places: Places, instance: str, name: str, kind: int, end_s: float) -> Iterator[None]:
     descriptor = _opened(places, instance, name)
     try:
-        fcntl.flock(descriptor, kind)
+        _take(descriptor, kind, instance, end_s)
         yield
     finally:
         os.close(descriptor)
+
+
+def _take(descriptor: int, kind: int, instance: str, end_s: float) -> None:
+    """The kernel keeps a queue of those who wait, and none of those who ask again and again: they would starve."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        return
+    except BlockingIOError:
+        if kind & fcntl.LOCK_NB:
+            raise
+    try:
+        Background(partial(fcntl.flock, descriptor, kind)).result(max(0.0, end_s - time.monotonic()))
+    except TimeoutError:  # the caller closes the file: a lock that is given later is given back at once
+        raise Stuck(
+            f"the front door of {instance} has been passing a client on for too long: its service may be stopped;"
+            f" `systemctl kill -s KILL {door_service(instance)}` ends that"
+        ) from None
 
 
 def open_directory(places: Places, instance: str) -> Optional[Path]:
