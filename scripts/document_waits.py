@@ -130,7 +130,12 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _of_program() -> str:
+    bootstrap = (PROJECT / "plugins" / "plugin_utils" / "mps_role" / "bootstrap.py").read_text()
+    arriving_s = re.findall(r"^INPUT_S = (\d+)$", bootstrap, re.MULTILINE)[0]
     rows = [
+        ("the next bytes of the program, where it travels", arriving_s, "given up; nothing was begun", "`bootstrap.py`")
+    ]
+    rows += [
         (one.what, _length_s(one.place), one.then, f"`{one.place.rpartition('.')[0].replace('.', '/')}.py`")
         for one in OF_PROGRAM
     ]
