@@ -82,6 +82,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             answer = transport.answer(done["stdout"])
             if answer is not None and not answer.get("program_differs"):
                 return answer, False
+            if answer is None and transport.was_killed(done["rc"]):
+                raise AnsibleActionFail(transport.no_answer(done, python))
         answer = self._send(desired, arguments["program"], python, words)
         if answer.get("program_differs"):
             raise AnsibleActionFail(

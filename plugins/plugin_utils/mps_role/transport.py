@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
@@ -47,6 +48,12 @@ def answer(stdout: str) -> Optional[dict[str, Any]]:
                 return None
             return found if isinstance(found, dict) and not _SIGNS.isdisjoint(found) else None
     return None
+
+
+def was_killed(code: int) -> bool:
+    """Whether a signal of somebody's ended the program: it is not begun anew behind his back. One that is damaged
+    ends by itself, and ours is sent in its place."""
+    return code in (128 + signal.SIGINT, 128 + signal.SIGKILL, 128 + signal.SIGTERM)
 
 
 def is_timeout(error: BaseException) -> bool:
