@@ -11,9 +11,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Iterator, Optional, Sequence
 
-from mpsctl.converge import consent, ours
+from mpsctl.converge import consent, ours, remains_steps
 from mpsctl.converge.door_steps import OpenFrontDoor, TakeFrontDoorAway
-from mpsctl.converge.file_steps import InstallProgram, RemovePartialFile, WriteFile, differs, masked
+from mpsctl.converge.file_steps import InstallProgram, WriteFile, differs, masked
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
 from mpsctl.converge.request import File
 from mpsctl.converge.situation import Situation
@@ -23,6 +23,9 @@ from mpsctl.model.checked_values import REFUSE
 from mpsctl.model.errors import BadValue
 from mpsctl.model.finding import RELOAD, RESTART
 from mpsctl.model.instance import Instance
+from mpsctl.model.names import DOOR_SOCKET, UNIT
+from mpsctl.observe import host as host_look
+from mpsctl.observe import remains
 from mpsctl.observe.door_facts import UnitFacts
 from mpsctl.observe.facts import InstanceFacts
 from mpsctl.store import configuration, saved_compute_modes
@@ -55,7 +58,6 @@ def steps(found: Situation, program: Optional[Path]) -> list[Step]:
     return [
         *InstallProgram.where_it_differs(found.world, program),
         *writes,
-        *(RemovePartialFile(path) for path in ours.partial_files(found.world, [file.path for file in request.files])),
         *enables,
         *_systemd_reload(found, writes, enables),
         *doors,
@@ -64,6 +66,7 @@ def steps(found: Situation, program: Optional[Path]) -> list[Step]:
         *ordered,
         *_reloads_instead(found, restarts),
         *_left_behind(found),
+        *remains_steps.of(remains.look(found.world, host_look.public_in_use(found.world, found.host))),
     ]
 
 
@@ -72,7 +75,7 @@ def _writes(found: Situation) -> Iterator[WriteFile]:
         if masked(file.path):
             yield WriteFile(file, blocked=why_masked(file.path.name))
         elif differs(file):
-            moved = file.path.name == ours.DOOR_SOCKET
+            moved = file.path.name == DOOR_SOCKET
             yield WriteFile(file, blocked=_why_not_moved(found) if moved else None)
     for instance in found.desired.instances:
         file = File(found.world.places.conf(instance.name), found.desired.texts[instance.name])
@@ -115,12 +118,15 @@ def _doors(found: Situation) -> Iterator[OpenFrontDoor]:
     for instance in found.desired.instances:
         facts = found.facts(instance.name)
         door = facts.door
-        if not instance.front_door or door is None or door.stands:
+        moves_from = _stands_elsewhere(facts) if not facts.active else None
+        if not instance.front_door or door is None or (door.stands and moves_from is None):
             continue
         if facts.serves_public is not None:  # the restart that moves it from there brings the door
             continue
         blocked = why_masked(door.unit.name) if door.unit.load_state == "masked" else None
-        yield OpenFrontDoor(door.unit, Path(instance.pipe_directory), instance.name, blocked)
+        if moves_from is not None:
+            blocked = blocked or _why_not_moved(found)
+        yield OpenFrontDoor(door.unit, Path(instance.pipe_directory), instance.name, blocked, moves_from)
 
 
 def _doors_that_go(found: Situation) -> Iterator[TakeFrontDoorAway]:
@@ -230,7 +236,7 @@ def _served_by_others(found: Situation, instance: Instance, ending: set[str]) ->
 
 def _starts(found: Situation, writes: Sequence[WriteFile], endings: Sequence[Step]) -> Iterator[Start]:
     paths = {step.file.path for step in writes}
-    shared = found.world.places.units / ours.UNIT in paths
+    shared = found.world.places.units / UNIT in paths
     ending = {step.instance for step in endings if step.instance is not None}
     for instance in found.desired.instances:
         unit = found.facts(instance.name).unit

@@ -17,22 +17,25 @@ from mpsctl.converge import consent, host_lock, ours, walk
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.file_steps import RemovePartialFile
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
+from mpsctl.converge.remains_steps import RemoveFormerDirectory, RemoveTransport
 from mpsctl.converge.removal_steps import RemoveDirectory, RemoveFile, RemoveProgram, StopHelpers
 from mpsctl.converge.step import Occupied, Step, withhold
 from mpsctl.converge.unit_steps import ReloadSystemd
 from mpsctl.lifecycle import drain
 from mpsctl.model.checked_values import DRAIN_TIMEOUT_S, REFUSE, TERMINATE, WAIT
 from mpsctl.model.errors import MpsctlError, NotReady
+from mpsctl.model.names import HEALTH, TIMER, UNIT_FILES
 from mpsctl.model.places import Places
 from mpsctl.observe import host as observed
+from mpsctl.observe import remains
 from mpsctl.observe.asked import unit_of
 from mpsctl.observe.facts import ClientFacts
 from mpsctl.observe.host import HostFacts
+from mpsctl.observe.remains import Remains
 from mpsctl.store import configuration, record, saved_compute_modes
 from mpsctl.store.world import World
 
-_HELPERS = (ours.TIMER, ours.HEALTH)
-_UNITS = (ours.UNIT, ours.DOOR_SOCKET, ours.DOOR_SERVICE, *_HELPERS)
+_HELPERS = (TIMER, HEALTH)
 _WHY = "everything of this project is to go"
 _SHARED = "it needs what all instances share"
 
@@ -50,6 +53,7 @@ class _Found:
     foreign: tuple[Path, ...]
     instances: tuple[str, ...]
     theirs: tuple[str, ...]
+    remains: Remains
 
 
 def remove(world: World, check: bool, on_clients: str = REFUSE, drain_timeout_s: int = DRAIN_TIMEOUT_S) -> Answer:
@@ -103,7 +107,7 @@ def _look(world: World) -> _Found:
     host = observed.look(world, list(dict.fromkeys([*mine, *without_file, *ran])))
     if host.systemd_unread is not None:
         raise NotReady(host.systemd_unread.words)
-    units = [places.units / name for name in _UNITS]
+    units = [places.units / name for name in UNIT_FILES]
     foreign = [path for path in units if path.exists() and not ours.is_ours(path)]
     foreign += [places.conf(name) for name in every if name not in mine]
     running = [name for name in ran if host.instances[name].pid or host.instances[name].active]
@@ -114,6 +118,7 @@ def _look(world: World) -> _Found:
         tuple(foreign),
         tuple(dict.fromkeys([*mine, *without_file, *(name for name in running if name not in every)])),
         tuple(name for name in running if name in every and name not in mine),
+        remains.look(world, observed.public_in_use(world, host)),
     )
 
 
@@ -141,7 +146,7 @@ def _steps(found: _Found, on_clients: str, drain_timeout_s: int) -> list[Step]:
         *removals,
         *_modes(found, needs),
         *(RemoveFile(path, needs) for path in found.units),
-        *(RemovePartialFile(path, needs) for path in _partial_files(found)),
+        *_remains(found, needs),
     ]
     directories = list(_directories(world, needs))
     program = [RemoveProgram(world.places.program, needs)] if world.places.program.exists() else []
@@ -153,7 +158,7 @@ def _steps(found: _Found, on_clients: str, drain_timeout_s: int) -> list[Step]:
 
 
 def _timer_link(places: Places) -> Path:
-    return places.units / "timers.target.wants" / ours.TIMER
+    return places.units / "timers.target.wants" / TIMER
 
 
 def _modes(found: _Found, needs: Mapping[str, str]) -> Iterator[RestoreComputeMode]:
@@ -163,16 +168,17 @@ def _modes(found: _Found, needs: Mapping[str, str]) -> Iterator[RestoreComputeMo
             yield RestoreComputeMode(gpu, mode, needs)
 
 
-def _partial_files(found: _Found) -> list[Path]:
+def _remains(found: _Found, needs: Mapping[str, str]) -> Iterator[Step]:
     """Halves of files, and the link that would start the timer at boot where its file has gone before it."""
-    places = found.world.places
-    units = [places.units / name for name in _UNITS]
+    places, left = found.world.places, found.remains
+    for path in left.partial:  # those in directories of ours go whole
+        if not path.is_relative_to(places.state) and path.parent != places.cache:
+            yield RemovePartialFile(path, needs)
+    yield from (RemoveFormerDirectory(path, name, needs) for name, path in left.public)
+    yield from (RemoveTransport(path, needs) for path in left.transports)
     link = _timer_link(places)
-    return [
-        path
-        for path in ours.partial_files(found.world, units)
-        if not path.is_relative_to(places.state) and path.parent != places.cache  # they go whole
-    ] + ([link] if link.is_symlink() and not link.exists() else [])
+    if link.is_symlink() and not link.exists():
+        yield RemovePartialFile(link, needs)
 
 
 def _directories(world: World, needs: Mapping[str, str]) -> Iterator[RemoveDirectory]:

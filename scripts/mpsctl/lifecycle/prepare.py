@@ -18,7 +18,7 @@ from mpsctl.model.daemon_environment import DaemonEnvironment
 from mpsctl.model.errors import BadValue, MpsctlError, NotReady
 from mpsctl.model.gpu import PROHIBITED, Device
 from mpsctl.model.instance import Instance
-from mpsctl.store import configuration, last_good, record
+from mpsctl.store import configuration, last_good, public_directories, record
 from mpsctl.store.world import World
 
 _POLL_S = 0.5
@@ -65,6 +65,8 @@ def prepare(world: World, name: str) -> DaemonEnvironment:
             f"a control daemon (pid {pid}) that this unit did not start serves {public}; end its clients, then"
             f" `echo quit | CUDA_MPS_PIPE_DIRECTORY={foreign.pasted(str(public))} nvidia-cuda-mps-control`"
         )
+    with suppress(OSError, MpsctlError):  # a later tidying is no reason not to start
+        public_directories.note(world, name, public)
     flags = _flags(instance)
     devices = _with_driver(world, instance)
     if instance.front_door:
