@@ -22,6 +22,7 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 _ID_PLACE = 'ID = "sources"'
 
 _MAIN = '''\
+import binascii
 import gc
 import os
 import sys
@@ -46,9 +47,10 @@ def _importer(path):
 
 
 def _bytecode():
-    """The kept bytecode of this build, if root wrote it and nobody else could.
+    """The kept bytecode of this build, if root wrote it, nobody else could, and it is whole.
 
-    It is held open: a removal that another run began may take the file away while this one still imports.
+    It is held open: a removal that another run began may take the file away while this one still imports. Python would
+    end, or crash, by bytecode that is damaged.
     """
     path = "/var/cache/mps-fleet/mpsctl-{id}-" + (sys.implementation.cache_tag or "") + ".zip"
     try:
@@ -56,9 +58,14 @@ def _bytecode():
             found = os.stat(place)
             if found.st_uid != 0 or found.st_mode & 0o022:
                 return None
-        return "/proc/self/fd/%d" % os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, "rb", closefd=False) as file:
+            data = memoryview(file.read() or b"")
     except OSError:
         return None
+    if b"%08x" % binascii.crc32(data[:-8]) != data[-8:]:
+        return None
+    return "/proc/self/fd/%d" % descriptor
 
 
 if sys.version_info < (3, 9):

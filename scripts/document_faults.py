@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write docs/reliability.md from the tests of faults: what stands in their docstrings.
+"""Write docs/reliability.md from the tests of faults, by their docstrings, and from the waits of the code.
 
 A docstring that begins with "Fault:" goes on with "Happens:", "Heals:" and "Tried:". With --check nothing is written;
 the exit code is 1 where the page is not current.
@@ -12,6 +12,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, Sequence
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import document_waits
 
 PROJECT = Path(__file__).resolve().parents[1]
 PAGE = PROJECT / "docs" / "reliability.md"
@@ -100,6 +104,7 @@ def page() -> str:
     if left:
         raise ValueError(f"found faults in {sorted(left)}, expected a title for them in _TITLES")
     sections.append(f"{_IN_UNITS}\n{_table(list(faults_in(UNITS)))}")
+    sections.append(document_waits.section())
     return "\n".join(sections)
 
 

@@ -82,6 +82,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             answer = transport.answer(done["stdout"])
             if answer is not None and not answer.get("program_differs"):
                 return answer, False
+            if answer is None and transport.was_killed(done["rc"]):
+                raise AnsibleActionFail(transport.no_answer(done, python))
         answer = self._send(desired, arguments["program"], python, words)
         if answer.get("program_differs"):
             raise AnsibleActionFail(
@@ -115,7 +117,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
     def _run_there(self, command: str, data: bytes) -> dict[str, Any]:
         environment = self._compute_environment_string()
         prefix = f"export {environment}; " if environment else ""
-        done: dict[str, Any] = self._low_level_execute_command(prefix + command, in_data=data)
+        try:
+            done: dict[str, Any] = self._low_level_execute_command(prefix + command, in_data=data)
+        except BaseException as error:
+            if not transport.is_timeout(error):
+                raise
+            raise AnsibleActionFail(transport.not_in_time(self._task.timeout)) from None
         return done
 
     @staticmethod

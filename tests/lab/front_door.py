@@ -252,13 +252,16 @@ def seed() -> int:
 
 
 @contextmanager
-def fleet(prefix: str, daemons: tuple[str, ...] = DAEMONS, converged: bool = True) -> Iterator[Fleet]:
-    """One host of each control daemon with a simulated server, two GPUs, and an instance on each GPU."""
+def fleet(
+    prefix: str, daemons: tuple[str, ...] = DAEMONS, converged: bool = True, more: tuple[str, ...] = ()
+) -> Iterator[Fleet]:
+    """One host of each control daemon with a simulated server, two GPUs, and an instance on each GPU. ``more`` are
+    further options of `lab/lab up`."""
     with ExitStack() as stack:
         sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mps-")))
         booted = []
         for daemon in daemons:
-            options = ("--hosts", "1", "--gpus", "2", "--daemon", daemon, "--standin-server")
+            options = ("--hosts", "1", "--gpus", "2", "--daemon", daemon, "--standin-server", *more)
             booted += stack.enter_context(hosts(f"{prefix}-{daemon}", *options))
         found = Fleet([DoorHost(host, sockets) for host in booted], Rollout(prefix, booted))
         for host in found.hosts:

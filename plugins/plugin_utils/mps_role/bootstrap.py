@@ -1,23 +1,23 @@
-# Runs on the host, handed to its Python as a text: takes mpsctl from standard input, runs it, removes it.
+# Runs on the host, handed to its Python as a text: takes mpsctl from standard input into memory, and becomes it.
+# No file lies on the host meanwhile: nobody else can come to it, and nothing stays of a run that is killed.
+# MPSCTL_TRANSPORT names the folder where releases before this one put it.
 import os
-import shutil
-import subprocess
+import select
 import sys
-import tempfile
 
-left, base = int(sys.argv[1]), os.path.expanduser(sys.argv[2])
-os.makedirs(base, 0o700, exist_ok=True)
-place = tempfile.mkdtemp(prefix="ansible-tmp-mps-", dir=base)
-try:
-    program = os.path.join(place, "mpsctl")
-    with open(program, "wb") as file:
-        while left:
-            data = os.read(0, min(left, 65536))
-            if not data:
-                sys.exit("the program did not arrive whole")
-            file.write(data)
-            left -= len(data)
-    code = subprocess.call([sys.executable, "-IS", program, *sys.argv[3:]])
-finally:
-    shutil.rmtree(place, ignore_errors=True)
-sys.exit(code)
+INPUT_S = 60
+
+left = int(sys.argv[1])
+program = os.memfd_create("mpsctl")
+while left:
+    if not select.select([0], [], [], INPUT_S)[0]:
+        sys.exit(f"the program stopped arriving {INPUT_S} s ago")
+    data = os.read(0, min(left, 65536))
+    if not data:
+        sys.exit("the program did not arrive whole")
+    left -= len(data)
+    while data:
+        data = data[os.write(program, data) :]
+os.set_inheritable(program, True)
+os.environ["MPSCTL_TRANSPORT"] = os.path.expanduser(sys.argv[2])
+os.execv(sys.executable, [sys.executable, "-IS", f"/proc/self/fd/{program}", *sys.argv[3:]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
@@ -30,8 +31,8 @@ def command(program: str, python: str, arguments: Sequence[str]) -> str:
 def bootstrap_command(size_bytes: int, temporary: str, python: str, arguments: Sequence[str]) -> str:
     """The shell command that takes the program from the first ``size_bytes`` of its input and asks that one.
 
-    One round trip where Ansible's own way of sending a file needs four. The program lies in Ansible's
-    temporary directory while it runs.
+    One round trip where Ansible's own way of sending a file needs four. The program lies in memory while it runs;
+    ``temporary`` is Ansible's directory, where releases before this one put it.
     """
     words = [python, "-IS", "-c", _BOOTSTRAP.read_text(encoding="utf-8"), str(size_bytes), temporary]
     return shlex.join([*words, *arguments])
@@ -47,6 +48,26 @@ def answer(stdout: str) -> Optional[dict[str, Any]]:
                 return None
             return found if isinstance(found, dict) and not _SIGNS.isdisjoint(found) else None
     return None
+
+
+def was_killed(code: int) -> bool:
+    """Whether a signal of somebody's ended the program: it is not begun anew behind his back. One that is damaged
+    ends by itself, and ours is sent in its place."""
+    return code in (128 + signal.SIGINT, 128 + signal.SIGKILL, 128 + signal.SIGTERM)
+
+
+def is_timeout(error: BaseException) -> bool:
+    """Whether the task's own timeout has ended it. Ansible moved the class in core 2.19."""
+    return type(error).__name__ == "TaskTimeoutError"
+
+
+def not_in_time(bound_s: int) -> str:
+    """One line for a host that did not answer within the bound of the task."""
+    return (
+        f"found no answer of mpsctl within {bound_s} s, expected one; it may still be at work there: see"
+        " `ps -C python3 -o pid,stat,args` (T is stopped: `kill -CONT` or `kill -KILL` it) and `mpsctl status`, then"
+        " run the playbook again"
+    )
 
 
 def no_answer(result: dict[str, Any], python: str) -> str:

@@ -14,6 +14,9 @@ from mpsctl.model.errors import MpsctlError, NotReady
 
 T = TypeVar("T")
 
+_END_S, _LOOK_S = 2.0, 0.001
+"""Within which a process that has answered ends: it has nothing left to do."""
+
 
 class Call(Generic[T]):
     """One call that has begun, in a process of its own. The answer of ``function`` must be of plain values.
@@ -47,7 +50,7 @@ class Call(Generic[T]):
             raise NotReady(
                 f"{self._what} did not answer within {self._timeout_s:g} s; look for what hangs with `dmesg`"
             )
-        os.waitpid(self._pid, 0)
+        _reap(self._pid)
         if not data:
             raise NotReady(f"{self._what} ended the process that asked it")
         succeeded, answer = pickle.loads(data)  # of our own child
@@ -81,6 +84,17 @@ def _answer(function: Callable[[], T], writer: int) -> None:
             pickle.dump(answer, file)
     finally:
         os._exit(0)
+
+
+def _reap(pid: int) -> None:
+    """Take note of the end of a child that has answered. One that does not end is ended, and left to the kernel."""
+    end_s = time.monotonic() + _END_S
+    with suppress(ChildProcessError, ProcessLookupError):
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            if time.monotonic() >= end_s:
+                os.kill(pid, signal.SIGKILL)
+                return
+            time.sleep(_LOOK_S)
 
 
 def _read(reader: int, end: float) -> Optional[bytes]:

@@ -7,8 +7,10 @@ else could have.
 
 from __future__ import annotations
 
+import binascii
 import importlib
 import os
+import stat
 import sys
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from mpsctl.model.places import Places
 _READ = ("mpsctl/adapters/rank.py",)
 """What is handed to another Python as text: its source is kept as well."""
 
+_SEAL = bytes(8)
+
 
 def path(cache: Path) -> Path:
     """Where the bytecode of this build for this Python lies."""
@@ -26,12 +30,18 @@ def path(cache: Path) -> Path:
 
 
 def _believed(kept: Path) -> bool:
-    """Whether the start-up code would take it, as far as the file itself goes: root's, writable by nobody else."""
+    """Whether the start-up code would take it, by the file itself: root's, writable by nobody else, and whole."""
     try:
         found = kept.stat()
+        data = kept.read_bytes() if stat.S_ISREG(found.st_mode) else b""
     except OSError:
         return False
-    return found.st_uid == 0 and not found.st_mode & 0o022
+    return found.st_uid == 0 and not found.st_mode & 0o022 and data == _sealed(data)
+
+
+def _sealed(data: bytes) -> bytes:
+    """The archive with the checksum of all before it as its comment: zipimport looks at none."""
+    return data[: -len(_SEAL)] + b"%08x" % binascii.crc32(data[: -len(_SEAL)])
 
 
 def keep(places: Places) -> None:
@@ -59,6 +69,7 @@ def keep(places: Places) -> None:
                 or build.ID not in sources.read("mpsctl/model/build.py").decode()
             ):
                 return  # another build is installed than the one that runs
+            compiled.comment = _SEAL
             for name in sources.namelist():
                 if not name.endswith(".py") or name == "__main__.py":
                     continue
@@ -68,7 +79,7 @@ def keep(places: Places) -> None:
                 # An unchecked hash-based pyc (PEP 552): nothing is compared at import.
                 head = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)
                 compiled.writestr(zipfile.ZipInfo(f"{name}c"), head + marshal.dumps(code))
-        files.write(target, buffer.getvalue(), 0o644)
+        files.write(target, _sealed(buffer.getvalue()), 0o644)
         for other in places.cache.glob("mpsctl-*.zip"):
             if f"-{build.ID}-" not in other.name:
                 other.unlink(missing_ok=True)

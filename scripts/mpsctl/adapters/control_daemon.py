@@ -30,6 +30,8 @@ from mpsctl.model.peers import Peers
 _SENTINEL = "get_default_active_thread_percentage"
 _SENTINEL_ANSWER = Pattern(r"\d+\.\d+")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
+DEADLINE_S = 10
+"""For one session, where its user says nothing else."""
 
 
 class NotServed(NotReady):
@@ -59,7 +61,7 @@ class Server:
 class Daemon(Protocol):
     """One control daemon."""
 
-    def ask(self, commands: Sequence[str], deadline_s: float = 10) -> list[list[str]]:
+    def ask(self, commands: Sequence[str], deadline_s: float = DEADLINE_S) -> list[list[str]]:
         """Send commands in one session; the lines that each printed.
 
         :raises Unreachable: if nothing listens.
@@ -77,7 +79,7 @@ class Bounded:
     def __init__(self, daemon: Daemon, now_s: Callable[[], float], end_s: float, pid: int = 0) -> None:
         self._daemon, self._now_s, self._end_s, self._pid = daemon, now_s, end_s, pid
 
-    def ask(self, commands: Sequence[str], deadline_s: float = 10) -> list[list[str]]:
+    def ask(self, commands: Sequence[str], deadline_s: float = DEADLINE_S) -> list[list[str]]:
         if procfs.stopped(self._pid):
             raise Stopped(f"the control daemon (pid {self._pid}) is stopped by a signal (state T)")
         left_s = self._end_s - self._now_s()
@@ -99,7 +101,7 @@ class FrontEnd:
         self._lock = lock
         self._binary = binary
 
-    def ask(self, commands: Sequence[str], deadline_s: float = 10) -> list[list[str]]:
+    def ask(self, commands: Sequence[str], deadline_s: float = DEADLINE_S) -> list[list[str]]:
         end = time.monotonic() + deadline_s
         with self._session_lock(end):
             pause_s = _FIRST_PAUSE_S

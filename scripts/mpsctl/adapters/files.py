@@ -16,6 +16,9 @@ from mpsctl.model.pattern import Pattern
 _TEMPORARY = Pattern(r"\..+\.(?P<pid>[0-9]+)\.new")
 
 
+_ALIKE = 8
+"""How many bytes of a half are compared: our texts begin alike, whatever they say."""
+
 MOST_BYTES = 1 << 20
 """What is read of a file that is text: ours have a few thousand bytes."""
 
@@ -117,7 +120,8 @@ def write(path: Path, content: Union[str, bytes], mode: int = 0o644, lasting: bo
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     for left in partial_files(path.parent, glob.escape(path.name)):
-        left.unlink(missing_ok=True)
+        if left == temporary or _begin_alike(left, data):
+            left.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -137,6 +141,16 @@ def write(path: Path, content: Union[str, bytes], mode: int = 0o644, lasting: bo
         raise
     if lasting:
         sync_directory(path.parent)
+
+
+def _begin_alike(left: Path, data: bytes) -> bool:
+    """Whether a half is one of this file: it begins as the whole does, as far as it was written."""
+    try:
+        with os.fdopen(open_file(left, os.O_RDONLY), "rb") as file:
+            begun = file.read(_ALIKE)
+    except (OSError, NotAFile):
+        return False
+    return data.startswith(begun)
 
 
 def can_replace(path: Path) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Callable
 
 from mpsctl.adapters import files
+from mpsctl.model.errors import NotAFile
 
 _PAUSE_S = 0.02
 """Between two looks: most turns take a few milliseconds, and who looks seldom is overtaken."""
@@ -69,6 +70,17 @@ def wait_until_free(
                 return
         finally:
             os.close(descriptor)
+
+
+def is_taken(path: Path) -> bool:
+    """Whether somebody has the lock; who may not look is told that somebody has."""
+    try:
+        wait_until_free(path, time.monotonic())
+    except (Taken, PermissionError):
+        return True
+    except NotAFile:  # nobody can have it
+        return False
+    return False
 
 
 def _wait(

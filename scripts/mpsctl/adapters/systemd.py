@@ -33,7 +33,8 @@ _PROPERTIES = (
 _TARGETS = {"timer": "timers.target", "socket": "sockets.target"}
 """What starts a unit at boot, by its kind: the [Install] of our units."""
 
-_TIMEOUT_S, _JOURNAL_TIMEOUT_S = 30, 10
+_TIMEOUT_S, _JOURNAL_TIMEOUT_S, _JOBS_TIMEOUT_S = 30, 10, 600
+"""For an answer, for lines of the journal, and for jobs: each unit has its own bounds, which are shorter."""
 _MOST_BYTES = 16 << 20
 """What is kept of a command's output: of a journal its newest lines. One user can have a daemon write 37,000 lines in
 10 s, and a start may be months old."""
@@ -97,7 +98,7 @@ class Systemd(Protocol):
 class Systemctl:
     """The real one."""
 
-    def __init__(self, timeout_s: float = 600) -> None:
+    def __init__(self, timeout_s: float = _JOBS_TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
 
     def _run(

@@ -230,6 +230,18 @@ def boot_order(view: View) -> Finding:
     return passed("no ordering cycle")
 
 
+@judgement(of_host=True, verbs=VERIFY_ONLY)
+def interrupted_runs(view: View) -> Finding:
+    """Nothing is left of runs that were interrupted, or of an earlier pipe root."""
+    left = view.host.remains
+    if left is None:
+        return unknown("it was not looked at")
+    if not left.every:
+        return passed("nothing is left")
+    lines = [f"{shown(str(path))} was left" for path in left.every]
+    return warned(some(lines), "nothing of an earlier run", "site.yml removes it", *lines, mends=CONVERGE)
+
+
 JUDGEMENTS = (
     gpus_answer,
     instances_configured,
@@ -241,4 +253,5 @@ JUDGEMENTS = (
     default_pipe_directory,
     modes_without_daemon,
     boot_order,
+    interrupted_runs,
 )

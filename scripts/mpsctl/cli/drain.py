@@ -11,7 +11,7 @@ from mpsctl.lifecycle import drain as lifecycle
 from mpsctl.model.checked_values import check_reason, check_timeout_s
 from mpsctl.model.errors import NotReady
 from mpsctl.model.instance import Instance
-from mpsctl.store import configuration, drains
+from mpsctl.store import configuration, drains, last_good
 from mpsctl.store.world import World
 
 
@@ -64,5 +64,5 @@ def undrain(world: World, options: argparse.Namespace) -> int:
 
 
 def _instances(world: World, names: Sequence[str]) -> list[Instance]:
-    """The named instances, or all that have a file; nothing is done where one of them is refused."""
-    return [configuration.load(world, name) for name in names or configuration.names(world)]
+    """The named instances, or all that have a file; nothing is done where one of them is not known."""
+    return [last_good.load(world, name) for name in names or configuration.names(world)]

@@ -26,8 +26,6 @@ _MOST_OF_ERROR = 4000
 """An error may name every instance of a host."""
 _NOBODY_READS = 141
 """As a program ends that SIGPIPE ends: what it found is not told by 0."""
-_CANNOT_TELL = 255
-"""systemd takes 1 to 254 of a condition for a reason to skip, and does not try a skipped unit again."""
 
 
 def run(arguments: Sequence[str]) -> NoReturn:
@@ -152,4 +150,4 @@ def _fail(options: argparse.Namespace, text: str, code: int) -> int:
         output.say_json({"error": foreign.shown(text, _MOST_OF_ERROR), "exit_code": code})
     output.say(f"mpsctl {options.verb}: {foreign.shown(text, _MOST_OF_ERROR)}", stream=sys.stderr)
     _give_up_unwritten()
-    return code if options.verb != "condition" else _CANNOT_TELL
+    return code

@@ -16,8 +16,13 @@ def _main_pid() -> Optional[int]:
     return int(text) if text.isdigit() else None
 
 
+SKIP = 77
+"""Nothing else ends in this code: no error of this program, of Python (1, 2, 120), of a shell (2, 126, 127, 128 and
+more) or of systemd's own way to a program (200 and more). The unit's ExecCondition knows it."""
+
+
 def condition(world: World, options: argparse.Namespace) -> int:
-    """Say whether this host can run MPS: 0, or 1 where its units are to be skipped."""
+    """Say whether this host can run MPS: 0, or ``SKIP`` where its units are to be skipped."""
     from mpsctl.lifecycle import prepare
 
     why = prepare.condition(world, options.instance)
@@ -25,7 +30,7 @@ def condition(world: World, options: argparse.Namespace) -> int:
         output.say_json({"instance": options.instance, "skipped": why})
     elif why:
         output.say(f"skipped: {why}")
-    return 1 if why else 0
+    return SKIP if why else 0
 
 
 def prepare(world: World, options: argparse.Namespace) -> int:

@@ -9,9 +9,10 @@ from typing import Optional, Sequence
 from mpsctl.adapters import bytecode, files, pipe, without_door
 from mpsctl.converge.answer import Difference, state
 from mpsctl.converge.step import Context, Step
-from mpsctl.converge.unit_steps import call, restart_doors, take_door_away
+from mpsctl.converge.unit_steps import call, move_doors, restart_doors, take_door_away
 from mpsctl.model.names import door_service
 from mpsctl.observe.door_facts import UnitFacts
+from mpsctl.store import public_directories
 
 
 @dataclass(eq=False, repr=False)
@@ -19,6 +20,7 @@ class OpenFrontDoor(Step):
     """Have somebody listen where clients look for the daemon.
 
     Whoever comes waits there until the daemon's limits are in force; clients that are connected notice nothing.
+    ``moves_from`` is where the door of an instance that is down stands, where another place is desired.
     """
 
     kind = "open-front-door"
@@ -27,6 +29,7 @@ class OpenFrontDoor(Step):
     public: Path
     instance: Optional[str] = None
     blocked: Optional[str] = None
+    moves_from: Optional[Path] = None
 
     @property
     def text(self) -> str:
@@ -39,6 +42,9 @@ class OpenFrontDoor(Step):
     @classmethod
     def act(cls, steps: Sequence[OpenFrontDoor], context: Context) -> None:
         bytecode.keep(context.world.places)
+        for step in steps:
+            if step.instance is not None:
+                public_directories.note(context.world, step.instance, step.public)
         absent = [step for step in steps if not step.door.active]
         # systemd starts no socket while its service runs.
         known = [step for step in absent if step.door.load_state == "loaded"]
@@ -47,11 +53,13 @@ class OpenFrontDoor(Step):
             if not pipe.daemons_on(step.public):  # what one left there would be in the socket's way
                 without_door.leave(step.public, for_door=True)
         call(context, "start", [step.door.name for step in absent])
+        move_doors(context, {str(step.instance): step.moves_from for step in steps if step.moves_from is not None})
         for step in steps:
             if step.door.active and (step.public / pipe.DOOR).is_socket():
                 files.replace_symlink(step.public / pipe.PUBLIC_NAME, pipe.DOOR)
         # Its socket was removed under it: nobody can come to those that wait there, or go from it.
-        gone = [step for step in steps if step.door.active and not (step.public / pipe.DOOR).is_socket()]
+        active = [step for step in steps if step.door.active and step.moves_from is None]
+        gone = [step for step in active if not (step.public / pipe.DOOR).is_socket()]
         restart_doors(context, [step.instance for step in gone if step.instance])
         for step in steps:
             if not step.door.active:

@@ -17,7 +17,7 @@ from mpsctl.model.gpu import Gpu
 from mpsctl.model.instance import Instance
 from mpsctl.observe.door_facts import UnitFacts
 from mpsctl.observe.facts import ClientFacts
-from mpsctl.store import admission, drains, front_door_notes
+from mpsctl.store import admission, drains, front_door_notes, last_good, public_directories
 from mpsctl.store.world import World
 
 
@@ -146,14 +146,19 @@ class StopAndRemoveInstance(Step):
         systemd.ensure(world.systemd.act("stop", [unit]), f"systemctl stop {unit}")
         if self.desired is not None:
             stop.restore_modes(world, self.desired)  # where a GPU is closed while MPS is down, the stop left it so
-        public = Path(self.desired.pipe_directory) if self.desired is not None else None
+        known = self.desired or last_good.read(world, self.name)
+        public = Path(known.pipe_directory) if known is not None else None
         take_door_away(world, self.name, public)
-        if public is not None:
-            tidy(public, world.places.pipe(self.name))
+        for one in dict.fromkeys(
+            [*([public] if public is not None else []), *public_directories.read(world, self.name)]
+        ):
+            tidy(one, world.places.pipe(self.name))
+            public_directories.forget(world, self.name, one)
         front_door_notes.forget(world.places, self.name)
         admission.forget(world.places, self.name)
         give_back_modes(world, self.frees)
         drains.forget(world, self.name)
+        last_good.forget(world, self.name)
         self.conf.unlink(missing_ok=True)
         if self.conf.parent.is_dir():
             files.sync_directory(self.conf.parent)

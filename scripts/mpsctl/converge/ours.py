@@ -1,24 +1,17 @@
-"""What on a host is this project's: its files by their first line, and what interrupted runs left beside them."""
+"""What on a host is this project's: its files, by their first line."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Iterable
 
 from mpsctl.adapters import files, hardware
 from mpsctl.converge.request import File
 from mpsctl.model.errors import Unreadable
 from mpsctl.model.places import FINGERPRINT
-from mpsctl.store import saved_compute_modes
-from mpsctl.store.world import World
 
 DAEMON_PLACE = "@NVIDIA_CUDA_MPS_CONTROL@"
 """Stands in the unit's template where the path of this host's control daemon belongs."""
-
-UNIT = "mps-control@.service"
-DOOR_SOCKET, DOOR_SERVICE = "mps-front-door@.socket", "mps-front-door@.service"
-TIMER, HEALTH = "mps-health.timer", "mps-health.service"
 
 USUAL_DAEMON = f"/usr/bin/{hardware.CONTROL_DAEMON}"
 """Shown where the daemon is yet to be installed."""
@@ -30,16 +23,6 @@ def is_ours(path: Path) -> bool:
         return (files.read_text(path) or "").startswith(FINGERPRINT)
     except Unreadable:
         return False
-
-
-def partial_files(world: World, paths: Iterable[Path]) -> list[Path]:
-    """What interrupted runs left beside our files: ``paths``, and those that are always ours."""
-    places = world.places
-    found = [left for path in (*paths, places.program) for left in files.partial_files(path.parent, path.name)]
-    found += files.partial_files(places.configuration, "*.conf")
-    for directory in (places.state, saved_compute_modes.directory(world), places.cache):
-        found += files.partial_files(directory)
-    return found
 
 
 def with_binary(file: File) -> File:

@@ -11,9 +11,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Iterator, Optional, Sequence
 
-from mpsctl.converge import consent, ours
+from mpsctl.converge import consent, ours, remains_steps
 from mpsctl.converge.door_steps import OpenFrontDoor, TakeFrontDoorAway
-from mpsctl.converge.file_steps import InstallProgram, RemovePartialFile, WriteFile, differs, masked
+from mpsctl.converge.file_steps import InstallProgram, WriteFile, differs, masked
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
 from mpsctl.converge.request import File
 from mpsctl.converge.situation import Situation
@@ -23,6 +23,9 @@ from mpsctl.model.checked_values import REFUSE
 from mpsctl.model.errors import BadValue
 from mpsctl.model.finding import RELOAD, RESTART
 from mpsctl.model.instance import Instance
+from mpsctl.model.names import DOOR_SOCKET, UNIT
+from mpsctl.observe import host as host_look
+from mpsctl.observe import remains
 from mpsctl.observe.door_facts import UnitFacts
 from mpsctl.observe.facts import InstanceFacts
 from mpsctl.store import configuration, saved_compute_modes
@@ -32,6 +35,8 @@ LIMITS = ("limit", "thread_percentage", "client_priority", "expected_clients")
 """What of an instance a live reload brings about, clients or not; how many are expected touches no daemon."""
 
 NO_LONGER_DESIRED = "the instance is no longer desired"
+FRONT_DOOR = "front-door"
+"""The check by its id."""
 _NO_DOOR_YET = "the front door is new, and lets clients in once the limits were read back"
 _BEING_RELOADED = "it is being reloaded, and what that reads of its file cannot be told"
 
@@ -53,7 +58,6 @@ def steps(found: Situation, program: Optional[Path]) -> list[Step]:
     return [
         *InstallProgram.where_it_differs(found.world, program),
         *writes,
-        *(RemovePartialFile(path) for path in ours.partial_files(found.world, [file.path for file in request.files])),
         *enables,
         *_systemd_reload(found, writes, enables),
         *doors,
@@ -62,6 +66,7 @@ def steps(found: Situation, program: Optional[Path]) -> list[Step]:
         *ordered,
         *_reloads_instead(found, restarts),
         *_left_behind(found),
+        *remains_steps.of(remains.look(found.world, host_look.public_in_use(found.world, found.host))),
     ]
 
 
@@ -70,7 +75,7 @@ def _writes(found: Situation) -> Iterator[WriteFile]:
         if masked(file.path):
             yield WriteFile(file, blocked=why_masked(file.path.name))
         elif differs(file):
-            moved = file.path.name == ours.DOOR_SOCKET
+            moved = file.path.name == DOOR_SOCKET
             yield WriteFile(file, blocked=_why_not_moved(found) if moved else None)
     for instance in found.desired.instances:
         file = File(found.world.places.conf(instance.name), found.desired.texts[instance.name])
@@ -113,12 +118,15 @@ def _doors(found: Situation) -> Iterator[OpenFrontDoor]:
     for instance in found.desired.instances:
         facts = found.facts(instance.name)
         door = facts.door
-        if not instance.front_door or door is None or door.stands:
+        moves_from = _stands_elsewhere(facts) if not facts.active else None
+        if not instance.front_door or door is None or (door.stands and moves_from is None):
             continue
         if facts.serves_public is not None:  # the restart that moves it from there brings the door
             continue
         blocked = why_masked(door.unit.name) if door.unit.load_state == "masked" else None
-        yield OpenFrontDoor(door.unit, Path(instance.pipe_directory), instance.name, blocked)
+        if moves_from is not None:
+            blocked = blocked or _why_not_moved(found)
+        yield OpenFrontDoor(door.unit, Path(instance.pipe_directory), instance.name, blocked, moves_from)
 
 
 def _doors_that_go(found: Situation) -> Iterator[TakeFrontDoorAway]:
@@ -228,7 +236,7 @@ def _served_by_others(found: Situation, instance: Instance, ending: set[str]) ->
 
 def _starts(found: Situation, writes: Sequence[WriteFile], endings: Sequence[Step]) -> Iterator[Start]:
     paths = {step.file.path for step in writes}
-    shared = found.world.places.units / ours.UNIT in paths
+    shared = found.world.places.units / UNIT in paths
     ending = {step.instance for step in endings if step.instance is not None}
     for instance in found.desired.instances:
         unit = found.facts(instance.name).unit
@@ -273,10 +281,12 @@ def _why_reload(found: Situation, name: str) -> str:
 
 
 def _reloads_instead(found: Situation, restarts: Sequence[Restart]) -> Iterator[Reload]:
-    """A restart that is withheld holds back no limit: the clients to come get the new ones all the same."""
+    """A restart that is withheld holds back no limit: the clients to come get the new ones all the same. Nor does it
+    keep them out, where an earlier run that was killed did."""
     for step in restarts:
         facts, why = found.facts(step.desired.name), _why_reload(found, step.desired.name)
-        if not all(value.in_force for value in facts.every_value):
+        closed = found.report.check(step.desired.name, FRONT_DOOR).mends == RELOAD
+        if closed or not all(value.in_force for value in facts.every_value):
             blocked = _why_blocked(facts.unit)
             yield Reload(facts.unit.name, why, facts.name, instead_of=step, blocked=blocked)
 
@@ -285,5 +295,10 @@ def _left_behind(found: Situation) -> list[Step]:
     """GPUs that an interrupted run left in a mode of ours."""
     in_use = [device.gpu.uuid for one in found.desired.instances for device in found.facts(one.name).devices]
     in_use += [uuid for facts in found.host.instances.values() for uuid in facts.serves]
+    for daemon in found.host.processes.daemons:
+        # Also one whose instance has no file any more. One that does not tell may serve any.
+        if daemon.roots or daemon.uid is None:
+            served = found.host.devices(daemon)
+            in_use += [gpu.uuid for gpu in found.gpus] if served is None else served
     left = saved_compute_modes.left_behind(found.world, found.gpus, in_use)
     return [RestoreComputeMode(gpu, mode) for gpu, mode in left]

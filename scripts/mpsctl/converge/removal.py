@@ -17,33 +17,43 @@ from mpsctl.converge import consent, host_lock, ours, walk
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.file_steps import RemovePartialFile
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
+from mpsctl.converge.remains_steps import RemoveFormerDirectory, RemoveTransport
 from mpsctl.converge.removal_steps import RemoveDirectory, RemoveFile, RemoveProgram, StopHelpers
-from mpsctl.converge.step import Step
+from mpsctl.converge.step import Occupied, Step, withhold
 from mpsctl.converge.unit_steps import ReloadSystemd
 from mpsctl.lifecycle import drain
 from mpsctl.model.checked_values import DRAIN_TIMEOUT_S, REFUSE, TERMINATE, WAIT
 from mpsctl.model.errors import MpsctlError, NotReady
+from mpsctl.model.names import HEALTH, TIMER, UNIT_FILES
 from mpsctl.model.places import Places
 from mpsctl.observe import host as observed
+from mpsctl.observe import remains
+from mpsctl.observe.asked import unit_of
 from mpsctl.observe.facts import ClientFacts
 from mpsctl.observe.host import HostFacts
-from mpsctl.store import configuration, saved_compute_modes
+from mpsctl.observe.remains import Remains
+from mpsctl.store import configuration, record, saved_compute_modes
 from mpsctl.store.world import World
 
-_HELPERS = (ours.TIMER, ours.HEALTH)
-_UNITS = (ours.UNIT, ours.DOOR_SOCKET, ours.DOOR_SERVICE, *_HELPERS)
+_HELPERS = (TIMER, HEALTH)
 _WHY = "everything of this project is to go"
 _SHARED = "it needs what all instances share"
 
 
 @dataclass(frozen=True)
 class _Found:
-    """The host, the files of units that are ours, and what has our names and is somebody else's."""
+    """The host, the files of units that are ours, and what has our names and is somebody else's.
+
+    ``instances`` are those that go, ``theirs`` those that run by a file that is not ours: they need what all share.
+    """
 
     world: World
     host: HostFacts
     units: tuple[Path, ...]
     foreign: tuple[Path, ...]
+    instances: tuple[str, ...]
+    theirs: tuple[str, ...]
+    remains: Remains
 
 
 def remove(world: World, check: bool, on_clients: str = REFUSE, drain_timeout_s: int = DRAIN_TIMEOUT_S) -> Answer:
@@ -83,7 +93,8 @@ def _remove(world: World, on_clients: str, drain_timeout_s: int, answer: Answer)
             answer.error = _what_is_left(world, steps, context.problems)
     finally:
         answer.pending = walk.pending(world, steps)
-    answer.error = answer.error or _why_withheld(world, steps, on_clients, drain_timeout_s)
+    withheld = [_why_withheld(world, steps, on_clients, drain_timeout_s), _why_shared_stays(found)]
+    answer.error = answer.error or "; ".join(line for line in withheld if line) or None
 
 
 def _look(world: World) -> _Found:
@@ -92,13 +103,23 @@ def _look(world: World) -> _Found:
     every = configuration.names(world)
     mine = [name for name in every if ours.is_ours(places.conf(name))]
     without_file = [name for name in systemd.enabled_instances(places.units) if name not in every]
-    host = observed.look(world, [*mine, *without_file])
+    ran = record.instances(world)  # a file may have lost its first line, or be gone, since
+    host = observed.look(world, list(dict.fromkeys([*mine, *without_file, *ran])))
     if host.systemd_unread is not None:
         raise NotReady(host.systemd_unread.words)
-    units = [places.units / name for name in _UNITS]
+    units = [places.units / name for name in UNIT_FILES]
     foreign = [path for path in units if path.exists() and not ours.is_ours(path)]
     foreign += [places.conf(name) for name in every if name not in mine]
-    return _Found(world, host, tuple(path for path in units if ours.is_ours(path)), tuple(foreign))
+    running = [name for name in ran if host.instances[name].pid or host.instances[name].active]
+    return _Found(
+        world,
+        host,
+        tuple(path for path in units if ours.is_ours(path)),
+        tuple(foreign),
+        tuple(dict.fromkeys([*mine, *without_file, *(name for name in running if name not in every)])),
+        tuple(name for name in running if name in every and name not in mine),
+        remains.look(world, observed.public_in_use(world, host)),
+    )
 
 
 def _modes_would_be_lost(found: _Found) -> Optional[str]:
@@ -112,8 +133,9 @@ def _modes_would_be_lost(found: _Found) -> Optional[str]:
 
 
 def _steps(found: _Found, on_clients: str, drain_timeout_s: int) -> list[Step]:
-    world, instances = found.world, found.host.instances
-    needs = dict.fromkeys(instances, _SHARED)
+    world = found.world
+    instances = {name: found.host.instances[name] for name in found.instances}
+    needs = dict.fromkeys([*instances, *found.theirs], _SHARED)
     helpers = tuple(path.name for path in found.units if path.name in _HELPERS)
     removals = [
         StopAndRemoveInstance(name, facts.unit, facts.desired, world.places.conf(name), {name: _WHY})
@@ -124,18 +146,19 @@ def _steps(found: _Found, on_clients: str, drain_timeout_s: int) -> list[Step]:
         *removals,
         *_modes(found, needs),
         *(RemoveFile(path, needs) for path in found.units),
-        *(RemovePartialFile(path, needs) for path in _partial_files(found)),
+        *_remains(found, needs),
     ]
     directories = list(_directories(world, needs))
     program = [RemoveProgram(world.places.program, needs)] if world.places.program.exists() else []
     if steps or directories or program:  # an interrupted run may have come as far as the units
         steps.append(ReloadSystemd(after_removal=True, needs=needs))
     steps += [*directories, *program]
+    withhold(steps, {name: Occupied() for name in found.theirs})
     return consent.order(world, steps, instances, on_clients, drain_timeout_s)
 
 
 def _timer_link(places: Places) -> Path:
-    return places.units / "timers.target.wants" / ours.TIMER
+    return places.units / "timers.target.wants" / TIMER
 
 
 def _modes(found: _Found, needs: Mapping[str, str]) -> Iterator[RestoreComputeMode]:
@@ -145,16 +168,17 @@ def _modes(found: _Found, needs: Mapping[str, str]) -> Iterator[RestoreComputeMo
             yield RestoreComputeMode(gpu, mode, needs)
 
 
-def _partial_files(found: _Found) -> list[Path]:
+def _remains(found: _Found, needs: Mapping[str, str]) -> Iterator[Step]:
     """Halves of files, and the link that would start the timer at boot where its file has gone before it."""
-    places = found.world.places
-    units = [places.units / name for name in _UNITS]
+    places, left = found.world.places, found.remains
+    for path in left.partial:  # those in directories of ours go whole
+        if not path.is_relative_to(places.state) and path.parent != places.cache:
+            yield RemovePartialFile(path, needs)
+    yield from (RemoveFormerDirectory(path, name, needs) for name, path in left.public)
+    yield from (RemoveTransport(path, needs) for path in left.transports)
     link = _timer_link(places)
-    return [
-        path
-        for path in ours.partial_files(found.world, units)
-        if not path.is_relative_to(places.state) and path.parent != places.cache  # they go whole
-    ] + ([link] if link.is_symlink() and not link.exists() else [])
+    if link.is_symlink() and not link.exists():
+        yield RemovePartialFile(link, needs)
 
 
 def _directories(world: World, needs: Mapping[str, str]) -> Iterator[RemoveDirectory]:
@@ -199,6 +223,18 @@ def _why_withheld(world: World, steps: Sequence[Step], on_clients: str, drain_ti
         remedy.append("nobody is ended unseen, whatever mps_on_clients says: see why with `mpsctl verify`")
     who = "; ".join(f"{name} ({_told(world, clients)})" for name, clients in withheld.items())
     return f"instances were left as they are, with what all share, for their clients: {who}; {'; '.join(remedy)}"
+
+
+def _why_shared_stays(found: _Found) -> Optional[str]:
+    """The line for instances that run by files that are not ours, or None."""
+    if not found.theirs:
+        return None
+    files = ", ".join(str(found.world.places.conf(name)) for name in found.theirs)
+    units = " ".join(unit_of(name) for name in found.theirs)
+    return (
+        f"what all instances share was left as it is: found {units} running by files that are not ours ({files}),"
+        f" expected none; `systemctl stop {units}` once nobody uses it, then run it again"
+    )
 
 
 def _told(world: World, clients: Sequence[ClientFacts]) -> str:

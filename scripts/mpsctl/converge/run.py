@@ -16,6 +16,7 @@ from mpsctl.converge.situation import Situation
 from mpsctl.converge.step import Step
 from mpsctl.converge.unit_steps import Restart, Start
 from mpsctl.model.errors import BadValue, MpsctlError, NotReady
+from mpsctl.model.names import UNIT
 from mpsctl.observe import gpus as observed_gpus
 from mpsctl.observe.asked import Asked
 from mpsctl.store.world import World
@@ -115,10 +116,10 @@ def _note(found: Situation, steps: Sequence[Step], answer: Answer) -> None:
             f"{answer.missing['what']} is not installed yet: the unit is shown with its usual path {ours.USUAL_DAEMON}"
         )
     anew = {step.instance for step in steps if isinstance(step, (Start, Restart))}
-    if any(isinstance(step, WriteFile) and step.file.path.name == ours.UNIT for step in steps) and any(
+    if any(isinstance(step, WriteFile) and step.file.path.name == UNIT for step in steps) and any(
         instance.name not in anew for instance in found.desired.instances
     ):
-        answer.warn(f"{ours.UNIT} has changed: daemons that run take it at their next start, none is restarted for it")
+        answer.warn(f"{UNIT} has changed: daemons that run take it at their next start, none is restarted for it")
     for name in found.gpu_missing:
         unit, conf = f"mps-control@{name}.service", found.world.places.conf(name)
         answer.warn(

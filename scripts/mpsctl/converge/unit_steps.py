@@ -13,7 +13,7 @@ from mpsctl.lifecycle import compute_modes
 from mpsctl.model.gpu import EXCLUSIVE_PROCESS
 from mpsctl.model.instance import Instance
 from mpsctl.model.names import door_service, door_unit
-from mpsctl.store import saved_compute_modes
+from mpsctl.store import public_directories, saved_compute_modes
 from mpsctl.store.world import World
 
 _FORGOTTEN = ("mps-control@*.service", "mps-front-door@*", "mps-health.service")
@@ -176,7 +176,7 @@ class Restart(Step):
         call(context, "restart", [step.desired.unit for step in due])
         for step in moved:
             if step.moves_from is not None:
-                pipe.remove_public(step.moves_from)
+                leave_directory(context.world, step.desired.name, step.moves_from)
         give_back_modes(context.world, [uuid for step in due for uuid in step.frees])
 
 
@@ -185,6 +185,19 @@ def restart_doors(context: Context, instances: Sequence[str]) -> None:
     if instances:
         call(context, "stop", [door_service(name) for name in instances])
         call(context, "restart", [door_unit(name) for name in instances])
+
+
+def move_doors(context: Context, moves_from: Mapping[str, Path]) -> None:
+    """Stand the front doors of instances that are down up where their units say now; who waits is refused."""
+    restart_doors(context, list(moves_from))
+    for name, path in moves_from.items():
+        leave_directory(context.world, name, path)
+
+
+def leave_directory(world: World, name: str, public: Path) -> None:
+    """Remove a public directory where clients find an instance no more."""
+    pipe.remove_public(public)
+    public_directories.forget(world, name, public)
 
 
 def take_door_away(world: World, name: str, public: Optional[Path]) -> None:

@@ -69,12 +69,12 @@ class Outlook:
             return None
         seen = (about.st_ino, about.st_mtime_ns, about.st_size)
         if seen != self._file:
-            self._admission = admission.read(self._world.places, self._instance)
+            self._admission = admission.stored(self._world.places, self._instance)
             self._drain = drains.read(self._world, self._instance)
             self._file = seen
             if self._admission is not None:
                 self.wait_s = float(self._admission.wait_s)
-        return self._admission
+        return None if self._admission is None else admission.in_force(self._world.places, self._admission)
 
     def _barred(self, found: Optional[Admission], daemon: Optional[ServedDaemon]) -> Optional[Union[Wait, Refuse]]:
         closed: Optional[Refuse] = None

@@ -19,6 +19,8 @@ from mpsctl.store import admission, configuration, drains
 from mpsctl.store.admission import CLOSED, OPEN, WAITING, Admission, ServedDaemon
 from mpsctl.store.world import World
 
+_REFUSE_ALL_S = 3
+"""Nobody is being passed on to a daemon that has ended; a door's service that is stopped is not waited for."""
 _STARTS, _STOPPED = "the daemon's limits are not in force yet", "the unit was stopped"
 
 
@@ -46,20 +48,26 @@ def let_in(world: World, instance: Instance, daemon: ServedDaemon) -> Optional[d
     return drained
 
 
-def close_for_drain(world: World, name: str) -> Optional[Admission]:
+def close_for_drain(world: World, name: str, for_run: bool = False) -> Optional[Admission]:
     """Let nobody new in, as the drain's mark says; what stood before. Later connections of clients that were let in
-    before go through."""
+    before go through. ``for_run``: whether it is open again should this run be killed."""
     before = admission.read(world.places, name)
     known = before or Admission(WAITING)
     drained = drains.read(world, name)
     state = CLOSED if drained is not None and drained.refuse else WAITING
-    _write(world, name, replace(known, state=state, why=_told(drained), daemon=_alive(known.daemon)))
+    closed = replace(known, state=state, why=_told(drained), daemon=_alive(known.daemon))
+    _write(world, name, replace(closed, for_run=for_run and _opens_by_itself(world, name, known)))
     return before
 
 
-def close_for_end(world: World, name: str, refuse: bool) -> Optional[Admission]:
+def close_for_end(
+    world: World, name: str, refuse: bool, for_run: bool = False, bound_s: float = admission.BOUND_S
+) -> Optional[Admission]:
     """Let nobody new in because the daemon is about to end; what stood before. With ``refuse`` nobody waits for the
-    next one."""
+    next one. ``for_run`` as in ``close_for_drain``.
+
+    :raises Stuck: if the front door does not let go of a client within ``bound_s``.
+    """
     before = admission.read(world.places, name)
     known = before or Admission(WAITING)
     if refuse:
@@ -68,8 +76,16 @@ def close_for_end(world: World, name: str, refuse: bool) -> Optional[Admission]:
         found = known
     else:
         found = replace(known, state=WAITING, why=_STARTS)
-    _write(world, name, replace(found, daemon=_alive(known.daemon)))
+    found = replace(found, daemon=_alive(known.daemon))
+    _write(world, name, replace(found, for_run=for_run and _opens_by_itself(world, name, known)), bound_s)
     return before
+
+
+def _opens_by_itself(world: World, name: str, known: Admission) -> bool:
+    """Whether a door that is closed for a run is open again with that run's end: it was open, or is closed for this run
+    already. The mode of a directory without a front door stays as it is."""
+    was_open = known.state == OPEN or known.for_run
+    return was_open and known.daemon is not None and _without_door(world, name, known.daemon) is None
 
 
 def reopen(world: World, name: str, before: Optional[Admission]) -> None:
@@ -83,10 +99,10 @@ def reopen(world: World, name: str, before: Optional[Admission]) -> None:
 def refuse_all(world: World, name: str) -> None:
     """The instance was stopped: whoever comes is told so at once."""
     known = admission.read(world.places, name) or Admission(CLOSED)
-    _write(world, name, replace(known, state=CLOSED, why=_STOPPED, daemon=None))
+    _write(world, name, replace(known, state=CLOSED, why=_STOPPED, daemon=None, for_run=False), _REFUSE_ALL_S)
 
 
-def _write(world: World, name: str, found: Admission) -> None:
+def _write(world: World, name: str, found: Admission, bound_s: float = admission.BOUND_S) -> None:
     """A daemon without a front door is opened before it is said to be, and closed before it is said to be closed."""
     before = admission.read(world.places, name)
     public = _without_door(world, name, found.daemon or (before.daemon if before is not None else None))
@@ -94,7 +110,7 @@ def _write(world: World, name: str, found: Admission) -> None:
         without_door.open_to_everyone(public)
     elif public is not None and public.is_dir():
         without_door.close(public)
-    admission.write(world.places, name, found)
+    admission.write(world.places, name, found, bound_s)
 
 
 def _without_door(world: World, name: str, daemon: Optional[ServedDaemon]) -> Optional[Path]:

@@ -23,7 +23,7 @@ from mpsctl.model import daemon_environment, foreign
 from mpsctl.model.daemon_environment import DaemonEnvironment
 from mpsctl.model.errors import BadValue, NotInForce, NotReady
 from mpsctl.model.instance import Instance
-from mpsctl.store import admission, configuration, open_log, record, server_log
+from mpsctl.store import admission, configuration, last_good, open_log, record, server_log
 from mpsctl.store.admission import Admission, ServedDaemon
 from mpsctl.store.desired_values import Desired, DesiredValue, memory_of, values
 from mpsctl.store.record import InForce
@@ -36,16 +36,18 @@ _SERVER_POLL_S = 0.05
 _SERVER_LOG_S = 3
 
 
-def apply(world: World, name: str, main_pid: Optional[int] = None) -> list[str]:
+def apply(
+    world: World, name: str, main_pid: Optional[int] = None, desired_state: Optional[Instance] = None
+) -> list[str]:
     """Put an instance's limits, percentage, priority and compute mode in force; what was changed.
 
     ``main_pid`` is the daemon's process where the caller knows it (systemd does); waiting for the daemon
-    ends when that process does.
+    ends when that process does. ``desired_state`` is what is desired, by default what the instance's file says.
 
     :raises NotReady: if the daemon ended, or did not answer within 30 s.
     :raises NotInForce: if something does not read back in the desired state. The front door is then left as it was.
     """
-    instance = configuration.load(world, name)
+    instance = desired_state or configuration.load(world, name)
     pid = main_pid or _main_pid(world, instance)
     running = _environment_of(world, instance, pid)
     daemon = world.daemon_of(name, running.pipe_directory)
@@ -70,6 +72,7 @@ def apply(world: World, name: str, main_pid: Optional[int] = None) -> list[str]:
     if not procfs.alive(pid) or started_at is None:
         raise NotReady(f"the control daemon (pid {pid}) ended while its limits were set")
     record.write(world, name, desired.recorded(pid, started_at, known.since_s if known else world.now_s()))
+    last_good.keep(world, name)
     before = admission.read(world.places, name)
     drained = admit.let_in(world, instance, ServedDaemon(pid, started_at, str(running.pipe_directory)))
     changes += _who_may_connect(instance, before, admission.read(world.places, name))
@@ -135,8 +138,9 @@ def _environment_of(world: World, instance: Instance, pid: int) -> DaemonEnviron
         environment = procfs.environment(pid)
     found = daemon_environment.of_process(environment)
     own, public = world.places.pipe(instance.name), Path(instance.pipe_directory)
-    # One of the two where the other is desired: until its restart.
-    if found is None or found.pipe_directory not in (own, public, *pipe.former_directories(public)):
+    # One of the two where the other is desired, or a former place: until its restart.
+    known = (own, public, *pipe.former_directories(public), _read_back_before(world, instance.name, pid))
+    if found is None or found.pipe_directory not in known:
         if not procfs.alive(pid):
             raise NotReady(f"the control daemon (pid {pid}) has ended; its last words are in the journal of the unit")
         if environment is None:
@@ -146,6 +150,15 @@ def _environment_of(world: World, instance: Instance, pid: int) -> DaemonEnviron
             f"pid {pid} serves {served}, expected {world.places.daemon_directory(instance)}; restart {instance.unit}"
         )
     return found
+
+
+def _read_back_before(world: World, name: str, pid: int) -> Optional[Path]:
+    """Where this very process served when its limits were read back last."""
+    told = admission.read(world.places, name)
+    daemon = told.daemon if told is not None else None
+    if daemon is None or (daemon.pid, daemon.started_at) != (pid, procfs.started_at(pid)):
+        return None
+    return Path(daemon.pipe_directory)
 
 
 def _wait_until_it_answers(world: World, instance: Instance, daemon: Daemon, pid: int) -> None:

@@ -16,13 +16,25 @@ from mpsctl.checks import words
 from mpsctl.lifecycle import admit, apply, terminate
 from mpsctl.lifecycle.terminate import Ended
 from mpsctl.model import duration
-from mpsctl.model.errors import NotReady
+from mpsctl.model.errors import MpsctlError, NotInForce, NotReady
 from mpsctl.model.instance import Instance
 from mpsctl.observe import clients as observed
 from mpsctl.observe.facts import ClientFacts, GpuFacts
-from mpsctl.store import configuration, drains
+from mpsctl.store import drains, last_good
 from mpsctl.store.admission import Admission
 from mpsctl.store.world import World
+
+
+class StillClosed(NotInForce):
+    """An instance is no longer drained, and lets nobody in all the same."""
+
+    def __init__(self, name: str, unit: str, why: MpsctlError) -> None:
+        super().__init__(
+            f"{name} is no longer drained, and lets nobody in yet: {why}; `systemctl reload {unit}` does, once that is"
+            " mended, and so does the next start"
+        )
+        self.exit_code = why.exit_code
+
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 """The daemon writes four lines to the journal for each command that it is asked."""
@@ -94,7 +106,7 @@ def drain(
         daemons = []
         for instance, found, main_pid in zip(instances, drained, main_pids):
             found.since = drains.mark(world, instance.name, of_this_run, reasons.get(instance.name, ""), refuse).since
-            found.before = admit.close_for_drain(world, instance.name)
+            found.before = admit.close_for_drain(world, instance.name, of_this_run)
             daemons.append(_daemon(world, instance, main_pid))
         end_s = world.now_s() + timeout_s
         for found, daemon, main_pid in zip(drained, daemons, main_pids):
@@ -118,7 +130,7 @@ def close_where_empty(world: World, instances: Sequence[Instance]) -> list[Drain
     drained = [Drained(one.name, "") for one in instances]
     try:
         for instance, found, main_pid in zip(instances, drained, main_pids):
-            found.before = admit.close_for_end(world, instance.name, refuse=False)
+            found.before = admit.close_for_end(world, instance.name, refuse=False, for_run=True)
             daemon = _daemon(world, instance, main_pid)
             if daemon is not None:
                 _look_twice(world, found, daemon, main_pid)
@@ -249,14 +261,20 @@ def _end(world: World, found: Drained, daemon: Daemon, main_pid: int) -> None:
 def undrain(world: World, name: str) -> list[str]:
     """Let clients in again, through ``apply``: with every limit in force and read back; what was changed.
 
-    Where no daemon runs, the next start lets them in.
+    Where no daemon runs, the next start lets them in. Where its file is damaged, the last good desired state holds.
 
-    :raises MpsctlError: as ``apply``; the front door is closed then, and the instance no longer counts as drained.
+    :raises MpsctlError: as ``apply``; the front door is closed then, and the instance no longer counts as drained: the
+        text says what lets clients in.
     """
-    instance = configuration.load(world, name)
+    instance = last_good.load(world, name)
     drains.forget(world, name)
     main_pid = int(world.systemd.show([instance.unit]).get(instance.unit, {}).get("MainPID") or 0)
-    return apply.apply(world, name, main_pid) if main_pid else []
+    try:
+        return apply.apply(world, name, main_pid, instance) if main_pid else []
+    except MpsctlError as error:
+        if procfs.alive(main_pid):
+            raise StillClosed(name, instance.unit, error) from None
+        return []  # the next start lets them in
 
 
 def give_up(world: World, found: Drained) -> None:

@@ -18,7 +18,7 @@ from mpsctl.model.daemon_environment import DaemonEnvironment
 from mpsctl.model.errors import BadValue, MpsctlError, NotReady
 from mpsctl.model.gpu import PROHIBITED, Device
 from mpsctl.model.instance import Instance
-from mpsctl.store import configuration, record
+from mpsctl.store import configuration, last_good, public_directories, record
 from mpsctl.store.world import World
 
 _POLL_S = 0.5
@@ -65,6 +65,8 @@ def prepare(world: World, name: str) -> DaemonEnvironment:
             f"a control daemon (pid {pid}) that this unit did not start serves {public}; end its clients, then"
             f" `echo quit | CUDA_MPS_PIPE_DIRECTORY={foreign.pasted(str(public))} nvidia-cuda-mps-control`"
         )
+    with suppress(OSError, MpsctlError):  # a later tidying is no reason not to start
+        public_directories.note(world, name, public)
     flags = _flags(instance)
     devices = _with_driver(world, instance)
     if instance.front_door:
@@ -74,7 +76,8 @@ def prepare(world: World, name: str) -> DaemonEnvironment:
         without_door.make(public)
         pipe.remove(world.places.pipe(name))
     environment = DaemonEnvironment(served, tuple(device.uuid for device in devices), hardware.SEARCH_PATH, flags)
-    files.write(environment_file(world, name), environment.as_file(), 0o600, lasting=False)
+    files.write(world.places.daemon_environment(name), environment.as_file(), 0o600, lasting=False)
+    last_good.keep(world, name)
     world.say(f"prepared {served} for {', '.join(str(device) for device in devices)}")
     return environment
 
@@ -100,11 +103,6 @@ def no_multi_user() -> BadValue:
         key="MultiUser",
         variable="mps_multi_user",
     )
-
-
-def environment_file(world: World, name: str) -> Path:
-    """What the unit's EnvironmentFile= names."""
-    return world.places.runtime(name) / "daemon.env"
 
 
 def _with_driver(world: World, instance: Instance) -> tuple[Device, ...]:

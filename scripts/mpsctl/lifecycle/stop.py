@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Optional
 
 from mpsctl.adapters import files, pipe, procfs, without_door
 from mpsctl.adapters.control_daemon import Bounded, Daemon
 from mpsctl.adapters.nvml import Nvml
-from mpsctl.lifecycle import admit, compute_modes, prepare
+from mpsctl.lifecycle import admit, compute_modes
 from mpsctl.model import daemon_environment
-from mpsctl.model.checked_values import PROHIBITED
+from mpsctl.model.checked_values import PROHIBITED, check_name
 from mpsctl.model.errors import MpsctlError, NotReady
 from mpsctl.model.instance import Instance
-from mpsctl.store import configuration, record
+from mpsctl.observe.asked import unit_of
+from mpsctl.store import admission, configuration, last_good, record
 from mpsctl.store.world import World
 
 _TAKE_OFF_S, _LEAST_QUIT_S, _GRACE_S = 2, 2, 3
@@ -34,17 +36,22 @@ def stop(world: World, name: str, main_pid: Optional[int]) -> bool:
     """
     from mpsctl.lifecycle import terminate  # what a reconcile, which needs the rest of this file, does without
 
-    instance = configuration.load(world, name)
+    check_name(name)
     # While a restart is under way the clients that come wait for the next daemon.
-    admit.close_for_end(world, name, refuse=world.systemd.job(instance.unit) == "stop")
+    refuse = world.systemd.job(unit_of(name)) == "stop"
+    begun_s = world.now_s()
     if main_pid is None or not procfs.alive(main_pid):
+        last_good.load(world, name)
+        _close(world, name, refuse, _GRACE_S)
         return True
+    instance = last_good.load(world, name, daemon_environment.of_process(procfs.environment(main_pid)))
+    _close(world, name, refuse, instance.stop_timeout_s)
     record.forget_starts(world, name)  # an end that was asked for is no crash, and slows no start down
     if daemon_environment.of_process(procfs.environment(main_pid)) is None:
         return False
     daemon = terminate.running_daemon(world, instance, main_pid)
     bound_s = instance.stop_timeout_s
-    end_s = world.now_s() + bound_s
+    end_s = begun_s + bound_s
     _see_clients_off(world, instance, daemon, end_s)
     quit_s = max(_LEAST_QUIT_S, math.ceil(end_s - world.now_s()))
     end_s = world.now_s() + quit_s + _GRACE_S
@@ -61,6 +68,14 @@ def stop(world: World, name: str, main_pid: Optional[int]) -> bool:
     if not gone:
         world.say(f"the control daemon (pid {main_pid}) did not end within {bound_s} s of being asked; systemd ends it")
     return gone
+
+
+def _close(world: World, name: str, refuse: bool, bound_s: float) -> None:
+    """Whatever becomes of the front door: the stop goes on."""
+    try:
+        admit.close_for_end(world, name, refuse, bound_s=bound_s)
+    except admission.Stuck as error:
+        world.say(str(error))
 
 
 def _see_clients_off(world: World, instance: Instance, daemon: Daemon, end_s: float) -> None:
@@ -84,15 +99,17 @@ def release(world: World, name: str) -> None:
     systemd runs this before every automatic restart too (and for a restart job, where a moment in another
     compute mode would let other processes onto the GPU); the job in the queue tells them apart.
     """
-    instance = configuration.load(world, name)
-    admit.close_for_end(world, name, refuse=False)
+    check_name(name)
+    instance = last_good.load(world, name)
+    _close(world, name, False, _GRACE_S)
     public = Path(instance.pipe_directory)
     if not pipe.daemons_on(public):  # the next start may be of a daemon behind a front door, or without one
         without_door.leave(public, for_door=instance.front_door)
     if instance.when_down == PROHIBITED:
         _close_gpus(world, instance)
     if world.systemd.job(instance.unit) == "stop":
-        admit.refuse_all(world, name)
+        with suppress(admission.Stuck):  # which was said
+            admit.refuse_all(world, name)
         _forget(world, instance)
         if instance.when_down != PROHIBITED:
             restore_modes(world, instance)
@@ -115,7 +132,7 @@ def _forget(world: World, instance: Instance) -> None:
     record.forget(world, instance.name)
     limit_bypasses.forget(world, instance.name)
     unresponsive.forget(world, instance.name)
-    files.remove(prepare.environment_file(world, instance.name))
+    files.remove(world.places.daemon_environment(instance.name))
     pipe.remove(world.places.pipe(instance.name))
     pipe.remove_former(Path(instance.pipe_directory))
 

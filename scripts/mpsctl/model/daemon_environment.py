@@ -36,6 +36,11 @@ class DaemonEnvironment:
         return "\n".join(lines) + "\n"
 
 
+def of_file(text: str) -> Optional[DaemonEnvironment]:
+    """What ``as_file`` made, or None if it does not tell."""
+    return of_process(dict(line.split("=", 1) for line in text.splitlines() if "=" in line and line[0] != "#"))
+
+
 def of_process(environment: Optional[Mapping[str, str]]) -> Optional[DaemonEnvironment]:
     """What a running daemon was started with, or None if it does not tell."""
     if not environment or PIPE_DIRECTORY not in environment:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+UNIT = "mps-control@.service"
+DOOR_SOCKET, DOOR_SERVICE = "mps-front-door@.socket", "mps-front-door@.service"
+TIMER, HEALTH = "mps-health.timer", "mps-health.service"
+UNIT_FILES = (UNIT, DOOR_SOCKET, DOOR_SERVICE, TIMER, HEALTH)
+
 DOOR_PREFIX = "mps-front-door@"
 
 

@@ -42,6 +42,14 @@ class Places:
         """The control daemon's own directory; clients never see it."""
         return self.runtime(instance) / "pipe"
 
+    def daemon_environment(self, instance: str) -> Path:
+        """What the unit's EnvironmentFile= names."""
+        return self.runtime(instance) / "daemon.env"
+
+    def default_public(self, instance: str) -> Path:
+        """The public pipe directory where no other root is desired."""
+        return self.root / "run/nvidia-mps" / instance
+
     def daemon_directory(self, instance: Instance) -> Path:
         """Where the control daemon of an instance is to have its sockets: without a front door where clients look."""
         return self.pipe(instance.name) if instance.front_door else Path(instance.pipe_directory)

@@ -17,18 +17,21 @@ from mpsctl.model.errors import BadValue, MpsctlError, NotReady
 from mpsctl.model.instance import Instance
 from mpsctl.model.names import door_unit
 from mpsctl.model.places import FINGERPRINT, Places
-from mpsctl.observe import daemons, gpus, instance, units
+from mpsctl.observe import daemons, gpus, instance, remains, units
 from mpsctl.observe.asked import HEALTH_TIMER, Asked, unit_of, units_of
 from mpsctl.observe.daemons import MpsProcesses
 from mpsctl.observe.door_facts import UnitFacts
 from mpsctl.observe.facts import NO_ANSWER, DaemonProcess, GpuFacts, InstanceFacts, Unread
 from mpsctl.observe.instance import Journal, Surroundings
-from mpsctl.store import configuration, front_door_notes, saved_compute_modes
+from mpsctl.observe.remains import Remains
+from mpsctl.store import configuration, front_door_notes, last_good, saved_compute_modes
 from mpsctl.store.world import World
 
 INSTANCE_TIMEOUT_S = 30.0
 """For an instance that is looked at in a process of its own; above all bounds inside: it is met only where /proc or a
 file system hangs."""
+_TOGETHER_TIMEOUT_S = 120.0
+"""For one that is looked at in this process, whose daemon may take its time; met as the bound above is."""
 DAEMON_TIMEOUT_S = 5.0
 """For all questions to one daemon together, where a look is bounded."""
 _JAMMED_TIMEOUT_S = 1.0
@@ -94,6 +97,8 @@ class HostFacts:
     wall_s: float = 0
     """since 1970"""
     places: Places = field(default_factory=Places)
+    remains: Optional[Remains] = None
+    """what interrupted runs left; None: not looked at"""
     default_directories: list[LeftBehind] = field(default_factory=list)
     managers: Optional[Managers] = None
     """who else manages MPS here; None: not looked at"""
@@ -169,6 +174,8 @@ def look(
         enabled = systemd.enabled_instances(world.places.units)
         found.without_file = [name for name in enabled if name not in (*every, *refused)]
     found.default_directories = list(_default_directories(world))
+    if deep:
+        found.remains = remains.look(world, public_in_use(world, found))
     if beside is not None:
         with suppress(NotReady):
             found.managers, found.boot = beside.answer()
@@ -184,6 +191,19 @@ def look(
         _look_together(found, looks, journals)
     found.instances = {name: found.instances[name] for name in wanted}
     return found
+
+
+def public_in_use(world: World, found: HostFacts) -> set[Path]:
+    """The public directories where clients look, or are to look, and all that a daemon serves."""
+    used = {Path(one.pipe_directory) for one in found.every.values()}
+    for name in found.refused:
+        kept = last_good.read(world, name)
+        used |= {Path(kept.pipe_directory)} if kept is not None else set()
+    doors = [door for door in found.doors.values() if door.active and door.listens_on is not None]
+    used |= {door.listens_on.parent for door in doors if door.listens_on is not None}
+    for daemon in found.processes.daemons:
+        used |= {daemon.directory, daemon.directory.parent} if daemon.directory is not None else set()
+    return used
 
 
 def _files(world: World, names: Sequence[str]) -> tuple[dict[str, Instance], Refused]:
@@ -275,7 +295,9 @@ def _look_together(found: HostFacts, looks: Mapping[str, Look], journals: Mappin
     begun = {name: Background(partial(one, journals[name])) for name, one in looks.items()}
     for name, one in begun.items():
         try:
-            found.instances[name] = one.result()
+            found.instances[name] = one.result(_TOGETHER_TIMEOUT_S)
+        except TimeoutError:
+            found.instances[name] = _unread(found, name, f"it did not end within {_TOGETHER_TIMEOUT_S:g} s")
         except Exception as error:  # of one instance, and no other's
             found.instances[name] = _unread(found, name, f"{type(error).__name__}: {error} (a fault of mpsctl)")
 

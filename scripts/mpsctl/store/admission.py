@@ -14,19 +14,30 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Iterator, Optional
 
-from mpsctl.adapters import files, procfs
+from mpsctl.adapters import files, locks, procfs
+from mpsctl.adapters.background import Background
+from mpsctl.model.errors import NotReady
+from mpsctl.model.names import door_service
 from mpsctl.model.places import Places
 from mpsctl.store import remembered
 
 OPEN, WAITING, CLOSED = "open", "waiting", "closed"
 STATES = (OPEN, WAITING, CLOSED)
 DEFAULT_WAIT_S = 60
+BOUND_S = 30
+"""Within which who is being passed on is through or given up: the daemon's greeting and answer take 15 s at most."""
 _ENTRY, _INSIDE = ".entry.lock", ".lock"
+
+
+class Stuck(NotReady):
+    """The front door does not let go of what is in force."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,9 @@ class Admission:
     says through which daemon the later connections of a client go that was let in before. ``wait_s`` is how long a
     client waits at most; ``gid`` the one group that may come beside root, None for everyone; ``multi_user`` whether one
     server serves all users.
+
+    ``for_run``: a run that changes this host closed the door, which was open. It is open again with the end of that
+    run, should it be killed, and of what it had systemd do: ``read`` says so.
     """
 
     state: str
@@ -59,6 +73,7 @@ class Admission:
     wait_s: int = DEFAULT_WAIT_S
     gid: Optional[int] = None
     multi_user: bool = False
+    for_run: bool = False
 
 
 def path(places: Places, instance: str) -> Path:
@@ -66,6 +81,19 @@ def path(places: Places, instance: str) -> Path:
 
 
 def read(places: Places, instance: str) -> Optional[Admission]:
+    """What is in force, or None where nothing that can be read was written."""
+    found = stored(places, instance)
+    return None if found is None else in_force(places, found)
+
+
+def in_force(places: Places, found: Admission) -> Admission:
+    """What holds now by what was written."""
+    if found.for_run and not locks.is_taken(places.host_lock):
+        return replace(found, state=OPEN, why="", for_run=False)
+    return found
+
+
+def stored(places: Places, instance: str) -> Optional[Admission]:
     """What was written last, or None where nothing that can be read was."""
     found = remembered.load(path(places, instance))
     try:
@@ -76,12 +104,18 @@ def read(places: Places, instance: str) -> Optional[Admission]:
     return read if read.state in STATES else None
 
 
-def write(places: Places, instance: str, admission: Admission) -> bool:
-    """Put it in force, once nobody is being passed on under what stood before; whether it says something else."""
-    with _locked(places, instance, fcntl.LOCK_EX):
-        if read(places, instance) == admission:
+def write(places: Places, instance: str, admission: Admission, bound_s: float = BOUND_S) -> bool:
+    """Put it in force, once nobody is being passed on under what stood before; whether it says something else.
+
+    :raises Stuck: if somebody still is after ``bound_s``: nothing was written.
+    """
+    with _locked(places, instance, fcntl.LOCK_EX, bound_s):
+        if stored(places, instance) == admission:
             return False
-        files.write(path(places, instance), json.dumps(asdict(admission)) + "\n", lasting=False)
+        fields = asdict(admission)
+        if not admission.for_run:  # a door's service of a build before this one, which may still run, does not know it
+            del fields["for_run"]
+        files.write(path(places, instance), json.dumps(fields) + "\n", lasting=False)
         return True
 
 
@@ -115,7 +149,7 @@ def try_hold(places: Places, instance: str) -> Optional[Held]:
     :raises OSError: if the lock cannot be opened.
     """
     try:
-        with _lock(places, instance, _ENTRY, fcntl.LOCK_SH | fcntl.LOCK_NB):
+        with _lock(places, instance, _ENTRY, fcntl.LOCK_SH | fcntl.LOCK_NB, 0):
             descriptor = _opened(places, instance, _INSIDE)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -128,23 +162,41 @@ def try_hold(places: Places, instance: str) -> Optional[Held]:
 
 
 @contextmanager
-def _locked(places: Places, instance: str, kind: int) -> Iterator[None]:
+def _locked(places: Places, instance: str, kind: int, bound_s: float = BOUND_S) -> Iterator[None]:
+    end_s = time.monotonic() + bound_s
     with ExitStack() as entry:
-        entry.enter_context(_lock(places, instance, _ENTRY, kind))
-        with _lock(places, instance, _INSIDE, kind):
+        entry.enter_context(_lock(places, instance, _ENTRY, kind, end_s))
+        with _lock(places, instance, _INSIDE, kind, end_s):
             if kind == fcntl.LOCK_SH:
                 entry.close()  # readers stand beside one another: a writer may come to the entry meanwhile
             yield
 
 
 @contextmanager
-def _lock(places: Places, instance: str, name: str, kind: int) -> Iterator[None]:
+def _lock(places: Places, instance: str, name: str, kind: int, end_s: float) -> Iterator[None]:
     descriptor = _opened(places, instance, name)
     try:
-        fcntl.flock(descriptor, kind)
+        _take(descriptor, kind, instance, end_s)
         yield
     finally:
         os.close(descriptor)
+
+
+def _take(descriptor: int, kind: int, instance: str, end_s: float) -> None:
+    """The kernel keeps a queue of those who wait, and none of those who ask again and again: they would starve."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        return
+    except BlockingIOError:
+        if kind & fcntl.LOCK_NB:
+            raise
+    try:
+        Background(partial(fcntl.flock, descriptor, kind)).result(max(0.0, end_s - time.monotonic()))
+    except TimeoutError:  # the caller closes the file: a lock that is given later is given back at once
+        raise Stuck(
+            f"the front door of {instance} has been passing a client on for too long: its service may be stopped;"
+            f" `systemctl kill -s KILL {door_service(instance)}` ends that"
+        ) from None
 
 
 def open_directory(places: Places, instance: str) -> Optional[Path]:

@@ -50,6 +50,12 @@ def read(world: World, name: str, pid: Optional[int] = None) -> Optional[InForce
     return record
 
 
+def instances(world: World) -> list[str]:
+    """The instances that have run since boot, whether or not they have a file."""
+    place = world.places.runtime("")
+    return sorted(path.name for path in place.iterdir() if path.is_dir()) if place.is_dir() else []
+
+
 def write(world: World, name: str, record: InForce) -> None:
     files.write(_path(world, name), json.dumps(asdict(record)) + "\n", lasting=False)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Iterable, Optional, Sequence
 
 from mpsctl.adapters import files
 from mpsctl.model.errors import BadValue, NoRight, Unreadable
 from mpsctl.model.gpu import DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED, Gpu
-from mpsctl.store import configuration
+from mpsctl.store import configuration, last_good
 from mpsctl.store.world import World
 
 
@@ -51,13 +52,18 @@ def forget(world: World, gpu: Gpu) -> None:
 
 
 def had_by(world: World, names: Iterable[str], gpus: Sequence[Gpu]) -> set[str]:
-    """The UUIDs of the GPUs that instances have by their files."""
+    """The UUIDs of the GPUs that instances have by their files or, where one is damaged, had last."""
     found: set[str] = set()
     for name in names:
         try:
-            found.update(device.gpu.uuid for device in configuration.resolve(configuration.load(world, name), gpus))
-        except BadValue:
-            continue  # `status` says what is wrong with it
+            instance = configuration.load(world, name)
+        except BadValue:  # `status` says what is wrong with it
+            kept = last_good.read(world, name)
+            if kept is None:
+                continue
+            instance = kept
+        with suppress(BadValue):
+            found.update(device.gpu.uuid for device in configuration.resolve(instance, gpus))
     return found
 
 

@@ -485,6 +485,6 @@ def test_every_failure_says_it_on_one_line(host: Host) -> None:
 def test_the_environment_that_prepare_wrote_is_the_one_the_daemon_gets(host: Host) -> None:
     host.desired()
     environment = prepare.prepare(host.world, "0")
-    written = prepare.environment_file(host.world, "0").read_text().splitlines()
+    written = host.places.daemon_environment("0").read_text().splitlines()
     assert f"CUDA_MPS_PIPE_DIRECTORY={environment.pipe_directory}" in written
     assert f"CUDA_VISIBLE_DEVICES={uuid(0)}" in written

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import pytest
 
@@ -313,6 +313,56 @@ def test_bytecode_of_another_user_is_not_believed(installed: Installed, which: s
     installed.keep()
     os.chown(installed.kept() if which == "file" else installed.cache, 65534, 65534)
     assert not installed.uses_it()
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100_000])
+
+
+def _overwritten(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[1000:400_000] = bytes(399_000)
+    path.write_bytes(data)
+
+
+def _one_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def _emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _a_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path, 0o644)
+
+
+def _a_link_to_nothing(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nothing")
+
+
+@needs_root
+@pytest.mark.parametrize(
+    "damage", [_cut, _overwritten, _one_bit, _emptied, _a_folder, _a_fifo, _a_link_to_nothing], ids=lambda d: d.__name__
+)
+def test_bytecode_that_is_damaged_is_not_believed_and_made_again(
+    installed: Installed, damage: Callable[[Path], None]
+) -> None:
+    installed.keep()
+    kept = installed.kept()
+    damage(kept)
+    assert not installed.uses_it()
+    installed.keep()
+    assert installed.uses_it() == (not kept.is_dir()), "the program works without it"
 
 
 @needs_root

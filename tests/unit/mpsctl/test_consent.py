@@ -13,10 +13,11 @@ import pytest
 from converging import POLICIES, TIMEOUT_S, Fleet, as_desired, at_work, conf, found, gpu_of
 from fakes import FakeDaemon, uuid
 from mpsctl.adapters import files
-from mpsctl.converge import consent, ours, reconcile
+from mpsctl.converge import consent, reconcile
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.request import File, Request
 from mpsctl.model.errors import BadValue
+from mpsctl.model.names import UNIT
 from mpsctl.observe import host as observed
 from mpsctl.store import drains
 
@@ -100,7 +101,7 @@ def test_a_start_that_goes_on_with_an_old_file_is_not_joined(fleet: Fleet, chang
 
 @pytest.mark.parametrize(("runs", "said"), [(True, 1), (False, 0)])
 def test_a_changed_unit_is_taken_at_the_next_start_and_that_is_said(fleet: Fleet, runs: bool, said: int) -> None:
-    unit = File(fleet.host.places.units / ours.UNIT, "[Service]\nExecStart=/bin/true\n")
+    unit = File(fleet.host.places.units / UNIT, "[Service]\nExecStart=/bin/true\n")
     confs = (("a", conf(fleet, "a", GPUs="0")),)
     if runs:
         reconcile.reconcile(fleet.host.world, Request((), confs), check=False)

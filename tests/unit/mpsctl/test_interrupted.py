@@ -159,6 +159,18 @@ def test_a_gpu_that_no_instance_has_any_more_is_told_and_its_mode_brought_back(h
     assert host.nvml.gpu(0).compute_mode == DEFAULT
 
 
+@pytest.mark.parametrize("how", ["damaged", "not ours", "gone"])
+def test_a_gpu_whose_daemon_runs_keeps_its_mode_whatever_became_of_its_file(host: Host, how: str) -> None:
+    run(host, desired(host, {name: conf(host, name) for name in "01"}))
+    path = host.places.conf("1")
+    path.write_text(f"{FINGERPRINT}\nhalf a fi" if how == "damaged" else "\0" * 100)
+    if how == "gone":
+        path.unlink()
+    run(host, desired(host, {"0": conf(host, "0")}))
+    assert host.running("1").pid in host.processes
+    assert host.nvml.gpu(1).compute_mode == EXCLUSIVE_PROCESS
+
+
 def test_a_mode_that_somebody_sets_on_a_gpu_that_is_ours_no_longer_is_left(host: Host) -> None:
     run(host, DESIRED["first"](host))
     run(host, DESIRED["one less"](host))
@@ -240,9 +252,16 @@ def test_a_killed_write_leaves_the_old_file_and_the_next_one_removes_the_half(
     left = killed_while_writing(path)
     assert left.exists()
     assert files.read_text(path) == before
-    files.write(path, "new")
+    files.write(path, "half and the rest")
     assert list(root.iterdir()) == [path]
-    assert path.read_text() == "new"
+    assert path.read_text() == "half and the rest"
+
+
+def test_a_half_that_is_not_one_of_this_file_stays(root: Path) -> None:
+    left = root / f".0.conf.{DEAD_PID}.new"
+    left.write_text("somebody else's")
+    files.write(root / "0.conf", "new")
+    assert left.read_text() == "somebody else's"
 
 
 def test_what_another_process_is_writing_is_left_to_it(root: Path) -> None:
@@ -283,15 +302,17 @@ def test_halves_of_our_files_are_told_and_removed_and_nothing_else_is(host: Host
     path = ours(host)[number]
     path.parent.mkdir(parents=True, exist_ok=True)
     left = path.with_name(f".{path.name}.{DEAD_PID}.new")
-    left.write_text("half")
+    left.write_text("#!/usr/bin/python3 -I" if path == host.places.program else FINGERPRINT[:9])
     others = [
         host.places.configuration / ".0.conf.swp",
         host.places.configuration / ".0.conf.new",
         host.places.configuration / f".notes.{DEAD_PID}.new",
         host.places.units / f".nginx.service.{DEAD_PID}.new",
         host.places.program.with_name(f".other.{DEAD_PID}.new"),
+        *(one.with_name(f".{one.name}.{DEAD_PID - 1}.new") for one in ours(host)[:4]),  # of our very names
     ]
     for other in others:
+        other.parent.mkdir(parents=True, exist_ok=True)
         other.write_text("somebody else's")
     request = DESIRED["removed" if removing else "first"](host)
     told = run(host, request, check=True)
@@ -307,7 +328,7 @@ def test_halves_of_our_files_are_told_and_removed_and_nothing_else_is(host: Host
 def test_a_removal_finds_what_alone_is_left(host: Host) -> None:
     left = host.places.conf("0").with_name(f".0.conf.{DEAD_PID}.new")
     left.parent.mkdir(parents=True)
-    left.write_text("half")
+    left.write_text(FINGERPRINT[:7])
     assert removal.remove(host.world, check=False).error is None
     assert not left.parent.exists()
 

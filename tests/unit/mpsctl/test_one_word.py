@@ -438,7 +438,7 @@ def test_each_verb_and_word_has_an_exit_code() -> None:
 
 def test_what_only_verify_sees_can_warn_at_most() -> None:
     """So no verb says that all is well where verify is critical."""
-    advice = {"persistence", "default-mode", "limits-guarded", "daemon-log", "without-front-door"}
+    advice = {"persistence", "default-mode", "limits-guarded", "daemon-log", "without-front-door", "interrupted-runs"}
     takes_long = {"other-managers", "boot-order", "daemon-version", "client-pids"}
     assert {one.name for one in JUDGEMENTS if one.verbs != EVERY_VERB} == advice | takes_long
 

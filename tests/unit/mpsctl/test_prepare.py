@@ -403,4 +403,4 @@ def test_a_record_that_cannot_be_read_is_no_obstacle(host: Host, text: str) -> N
 def test_nobody_but_root_can_read_where_the_daemon_listens_before_the_door_opens(host: Host) -> None:
     host.desired()
     prepare.prepare(host.world, "0")
-    assert prepare.environment_file(host.world, "0").stat().st_mode & 0o777 == 0o600
+    assert host.places.daemon_environment("0").stat().st_mode & 0o777 == 0o600

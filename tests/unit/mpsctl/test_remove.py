@@ -344,6 +344,34 @@ def test_who_cannot_be_counted_is_ended_under_no_policy(serving: Host, policy: s
     assert serving.places.program.exists()
 
 
+@pytest.mark.parametrize("how", ["empty file", "zeros", "another first line", "no file, not started at boot"])
+def test_what_runs_keeps_what_it_needs_though_its_file_is_not_ours_any_more(serving: Host, how: str) -> None:
+    daemon, conf = serving.running("1"), serving.places.conf("1")
+    served = serving.places.pipe("1")
+    if how.startswith("no file"):
+        serving.systemd.unit("mps-control@1.service").enabled = False
+        conf.unlink()
+    else:
+        texts = {"empty file": "", "zeros": "\0" * 300, "another first line": "# by hand\n" + conf.read_text()}
+        conf.write_text(texts[how])
+    answer = by_consent(serving, "terminate")
+    assert answer.error is not None
+    assert not any(act.endswith("mps-control@1.service") for act in serving.systemd.acts if act.startswith("stop"))
+    assert {4242, daemon.pid} <= set(serving.processes)
+    assert (daemon.terminated, serving.signals) == ([], [])
+    assert served.is_dir(), "a daemon whose directory is gone answers nobody and keeps its GPU"
+    assert serving.places.program.exists()
+    assert (serving.places.units / UNITS[0]).exists()
+    assert not serving.places.conf("0").exists(), "the other instance goes"
+    if not how.startswith("no file"):
+        assert f"found mps-control@1.service running by files that are not ours ({conf})" in answer.error
+    serving.end(4242)
+    serving.stop("1")
+    assert by_consent(serving, "refuse").error is None
+    assert not serving.places.program.exists()
+    assert not serving.places.runtime("1").exists()
+
+
 @pytest.mark.parametrize("policy", ["wait", "terminate"])
 def test_check_mode_shows_the_drain_and_changes_nothing(serving: Host, policy: str) -> None:
     before = serving.snapshot()

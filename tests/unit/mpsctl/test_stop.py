@@ -6,7 +6,7 @@ import pytest
 
 from fakes import Host, h200
 from mpsctl.adapters import pipe
-from mpsctl.lifecycle import prepare, stop
+from mpsctl.lifecycle import stop
 from mpsctl.store import record, saved_compute_modes
 
 UNIT = "mps-control@0.service"
@@ -138,7 +138,7 @@ def test_a_real_stop_leaves_nothing_of_this_run(host: Host) -> None:
     assert pipe.leads_to_door(host.pipe_root / "0"), "a container has it mounted, and whoever comes is to be refused"
     assert record.read(host.world, "0") is None
     assert record.short_lives(host.world, "0") is None
-    assert not prepare.environment_file(host.world, "0").exists()
+    assert not host.places.daemon_environment("0").exists()
 
 
 @pytest.mark.parametrize("job", [None, "restart", "start"])

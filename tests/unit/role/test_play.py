@@ -431,3 +431,25 @@ def test_the_playbooks_are_found_from_the_project(fleet: Fleet) -> None:
     assert (Path(__file__).resolve().parents[3] / "site.yml").is_file()
     fleet.add("a")
     assert fleet.play("--list-tasks").exit_code == 0
+
+
+@pytest.mark.parametrize(("number", "when"), [(9, "look"), (15, "look"), (2, "look"), (9, "converge")])
+def test_a_program_that_somebody_killed_is_not_begun_anew(fleet: Fleet, number: int, when: str) -> None:
+    """It would drain again, and restart, behind his back."""
+    place = fleet.add("a")
+    assert fleet.play().exit_code == 0
+    killed = f'import os, sys\nif ("--check" in sys.argv) == {when == "look"}:\n    os.kill(os.getpid(), {number})\n'
+    (place / "mpsctl").write_text(killed + FAKE.read_text().partition("\n")[2])
+    (place / "calls").unlink()
+    run = fleet.play(variables={"mps_device_memory_limit": "7G"})
+    assert run.exit_code != 0
+    assert f"found no answer of mpsctl (exit code {128 + number})" in run.message()
+    assert fleet.calls("a") == ([] if when == "look" else ["check"])
+
+
+def test_a_program_that_is_damaged_is_replaced(fleet: Fleet) -> None:
+    place = fleet.add("a")
+    assert fleet.play().exit_code == 0
+    (place / "mpsctl").write_text("half a progr(")
+    assert fleet.play().exit_code == 0
+    assert (place / "mpsctl").read_bytes() == FAKE.read_bytes()

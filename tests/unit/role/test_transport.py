@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -33,8 +35,7 @@ def _carry(tmp_path: Path, program: bytes, request: bytes) -> subprocess.Complet
     base = tmp_path / "remote tmp"
     command = transport.bootstrap_command(len(program), str(base), sys.executable, transport.reconcile(check=True))
     done = subprocess.run(["/bin/sh", "-c", command], input=program + request, capture_output=True, check=False)
-    assert list(base.iterdir()) == []
-    assert base.stat().st_mode & 0o777 == 0o700
+    assert not base.exists()
     return done
 
 
@@ -51,7 +52,42 @@ def test_a_program_that_does_not_arrive_whole_is_not_run(tmp_path: Path) -> None
     done = subprocess.run(["/bin/sh", "-c", command], input=b"print(1)", capture_output=True, check=False)
     assert done.returncode == 1
     assert b"did not arrive whole" in done.stderr
-    assert list(base.iterdir()) == []
+    assert not base.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_that_is_killed_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    """At each of its moments: before the program, half way, and while it runs."""
+    base = tmp_path / "tmp"
+    program = b"import sys, time\nprint(sys.argv[0], flush=True)\ntime.sleep(600)\n"
+    command = transport.bootstrap_command(len(program), str(base), sys.executable, [])
+    for sent in (b"", program[:20], program):
+        pipe = subprocess.PIPE
+        with subprocess.Popen(["/bin/sh", "-c", f"exec {command}"], stdin=pipe, stdout=pipe) as run:
+            assert run.stdin is not None
+            assert run.stdout is not None
+            run.stdin.write(sent)
+            run.stdin.flush()
+            if sent == program:
+                assert run.stdout.readline().startswith(b"/proc/self/fd/")
+            run.send_signal(number)
+        assert run.returncode == -number
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_program_can_be_read_from_where_it_runs(tmp_path: Path) -> None:
+    """It installs itself, and imports late."""
+    program = tmp_path / "program"
+    with zipfile.ZipFile(program, "w") as archive:
+        archive.writestr(
+            "__main__.py", "import sys\nimport late\nprint(late.SAID, len(open(sys.argv[0], 'rb').read()))"
+        )
+        archive.writestr("late.py", "SAID = 'late'\n")
+    data = program.read_bytes()
+    program.unlink()
+    command = transport.bootstrap_command(len(data), str(tmp_path / "tmp"), sys.executable, [])
+    done = subprocess.run(["/bin/sh", "-c", command], input=data, capture_output=True, check=True)
+    assert done.stdout.decode() == f"late {len(data)}\n"
 
 
 def test_the_command_for_a_host_without_the_program(tmp_path: Path) -> None:

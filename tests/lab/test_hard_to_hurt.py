@@ -1,0 +1,171 @@
+"""What only systemd, ssh and a real daemon can show: nothing ends that cannot be counted, nothing waits for good.
+
+One host of Debian 12 (systemd 252) and one of Debian 13 (systemd 257), with simulated GPUs, servers and clients.
+"""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Iterator
+
+import pytest
+
+from .front_door import IN, PUBLIC, RUNTIME, DoorHost, Fleet, fleet, until
+
+PROGRAM, CONF = "/usr/local/bin/mpsctl", "/etc/mps/1.conf"
+UNIT = "mps-control@1.service"
+KEPT = "/root/kept"
+STOP_S = 3
+
+KEEPS_FROM_JUDGING = {
+    "no program": f"rm {PROGRAM}",
+    "a program that is not executable": f"chmod -x {PROGRAM}",
+    "half a program": f"truncate -s 200000 {PROGRAM}",
+    "an empty program": f"truncate -s 0 {PROGRAM}",
+    "a folder in its place": f"rm {PROGRAM}; mkdir {PROGRAM}",
+    "a FIFO in its place": f"rm {PROGRAM}; mkfifo -m 755 {PROGRAM}",
+    "a program that is damaged inside": f"sed -i s/def.condition/def/ {PROGRAM}",
+    "no Python": "mv /usr/bin/python3 /usr/bin/python3.away",
+    "a group that the host lacks": f"sed -i 's/^\\[Instance\\]/&\\nGroup=nobody-has-this/' {CONF}",
+    "half a file": f"truncate -s 60 {CONF}",
+    "a FIFO for the file": f"rm {CONF}; mkfifo {CONF}",
+    "a folder for the file": f"rm {CONF}; mkdir {CONF}",
+    "a link to nothing for the file": f"ln -sfn nothing {CONF}",
+    "a file where its state belongs": f"rm -rf {RUNTIME}/1; touch {RUNTIME}/1",
+    "a link where the daemon's directory belongs": f"mkdir -p {RUNTIME}/1; ln -sfn /tmp {RUNTIME}/1/pipe",
+    "a state that cannot be written": f"mount -t tmpfs -o ro none {RUNTIME}",
+    "a state that is full": f"mount -t tmpfs -o size=4k none {RUNTIME}; head -c 9999 /dev/zero >{RUNTIME}/full || true",
+}
+MENDED = (
+    f"umount {RUNTIME} 2>/dev/null; [ ! -e /usr/bin/python3.away ] || mv /usr/bin/python3.away /usr/bin/python3;"
+    f" rm -rf {PROGRAM} {CONF} {RUNTIME}/1; cp -a {KEPT}/mpsctl {PROGRAM}; cp -a {KEPT}/1.conf {CONF}"
+)
+
+HOSTS = {"bookworm": "550", "trixie": "555"}
+
+
+@pytest.fixture(scope="module", params=HOSTS)
+def one(request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    more = ("--release", request.param)
+    with fleet(f"hurt-{request.param}", (HOSTS[request.param],), converged=False, more=more) as booted:
+        booted.converge(f"mps_stop_timeout_s={STOP_S}")
+        # The pause of a start that could not be judged is not waited for in full.
+        booted.hosts[0].run(
+            f"mkdir {KEPT}; cp -a {PROGRAM} {CONF} {KEPT}; printf '#!/bin/sh\\nexec /bin/sleep 0.2\\n'"
+            " >/usr/local/bin/sleep; chmod 755 /usr/local/bin/sleep"
+        )
+        yield booted
+
+
+@pytest.fixture
+def host(one: Fleet) -> Iterator[DoorHost]:
+    (found,) = one.hosts
+    yield found
+    found.end_clients()
+
+
+def shown(host: DoorHost, unit: str = UNIT) -> dict[str, str]:
+    said = host.run(f"systemctl show -p ActiveState,Result,NRestarts {unit}")
+    return dict(line.split("=", 1) for line in said.splitlines())
+
+
+@pytest.mark.parametrize("how", KEEPS_FROM_JUDGING)
+def test_what_keeps_the_program_from_judging_is_a_failure_that_is_tried_again(host: DoorHost, how: str) -> None:
+    host.run(f"systemctl stop {UNIT}; systemctl reset-failed {UNIT}; {KEEPS_FROM_JUDGING[how]}")
+    try:
+        host.run(f"systemctl start --no-block {UNIT}")
+        found = until(lambda: (now := shown(host))["NRestarts"] not in ("0", "") and now, f"{how}: it is tried again")
+        assert found["Result"] != "exec-condition"
+    finally:
+        host.run(MENDED)
+    until(lambda: shown(host)["ActiveState"] == "active", f"{how}: it heals by itself")
+    until(lambda: host.meets(directory=f"{PUBLIC}/1") == IN, f"{how}: clients come in")
+
+
+def modes(host: DoorHost) -> list[str]:
+    found = json.loads(host.run("mpsctl gpus --json"))
+    return [gpu["compute_mode"] for gpu in found["gpus"]]
+
+
+@pytest.mark.parametrize("damage", ["truncate -s 60", "truncate -s 0", "rm"])
+def test_a_stop_with_a_damaged_file_has_its_grace_and_gives_the_gpu_back(host: DoorHost, damage: str) -> None:
+    works = host.client(directory=f"{PUBLIC}/1")
+    assert works.outcome() == IN
+    assert modes(host)[1] == "exclusive_process"
+    try:
+        host.run(f"{damage} {CONF}; systemctl stop {UNIT}")
+        said = host.run(f"journalctl -q -o cat -n 40 -u {UNIT}")
+        assert f"({STOP_S} s are over)" in said
+        assert "taken as it was started last" in said
+        assert modes(host)[1] == "default"
+    finally:
+        host.run(MENDED)
+        host.run(f"systemctl start {UNIT}")
+
+
+def test_a_removal_leaves_a_daemon_that_is_stopped_by_a_signal_with_its_clients(one: Fleet, host: DoorHost) -> None:
+    clients = [host.client() for _ in range(2)]
+    assert [client.outcome() for client in clients] == [IN, IN]
+    pid = host.main_pid()
+    host.run(f"kill -STOP {pid}")
+    try:
+        done = one.rollout.play("playbooks/remove.yml", "-e", "mps_on_clients=terminate", "-e", "mps_drain_timeout_s=2")
+        assert done.exit_code != 0
+        assert "cannot be counted" in done.output
+        assert host.main_pid() == pid
+    finally:
+        host.run(f"kill -CONT {pid}")
+    assert [client.end() for client in clients] == [0, 0], "they worked on"
+    one.converge(f"mps_stop_timeout_s={STOP_S}")
+    assert host.meets(directory=f"{PUBLIC}/1") == IN
+
+
+SWAPPED = '{"mps_instances": [{"name": "0", "gpus": ["1"]}, {"name": "1", "gpus": ["0"]}]}'
+
+
+def test_a_run_that_is_killed_while_it_drains_keeps_nobody_out(one: Fleet, host: DoorHost) -> None:
+    """Nobody undrains, and no other run comes."""
+    works = host.client()
+    assert works.outcome() == IN
+    pid = host.main_pid()
+    with ThreadPoolExecutor(1) as pool:
+        given = ("-e", "mps_on_clients=wait", "-e", f"mps_stop_timeout_s={STOP_S}", "-e", SWAPPED)
+        run = pool.submit(one.rollout.play, "site.yml", *given)
+        until(lambda: host.admission()["state"] == "waiting", "the run drains")
+        waits = host.client()
+        assert waits.waits()
+        host.run("kill -KILL $(cat /run/mps-fleet/.turn)")
+        assert waits.outcome() == IN
+        assert run.result(120).exit_code != 0
+    assert host.main_pid() == pid
+    assert [works.end(), waits.end()] == [0, 0]
+    one.converge(f"mps_stop_timeout_s={STOP_S}")
+    assert host.meets() == IN
+
+
+def test_a_playbook_ends_though_mpsctl_is_stopped_on_its_host(one: Fleet, host: DoorHost) -> None:
+    host.run(
+        f"rm {PROGRAM}; printf '%s\\n' 'import os, signal' 'os.kill(os.getpid(), signal.SIGSTOP)' >{PROGRAM};"
+        f" chmod 755 {PROGRAM}"
+    )
+    try:
+        done = one.rollout.play("site.yml", "-e", "_mps_look_timeout_s=4")
+        assert done.exit_code != 0
+        assert "found no answer of mpsctl within 4 s" in done.output
+        assert "T" in host.run("ps -C python3 -o stat=")
+    finally:
+        host.run(f"cp -a {KEPT}/mpsctl {PROGRAM}.new; mv {PROGRAM}.new {PROGRAM}")
+        host.run("for p in $(ps -C python3 -o pid=,stat= | awk '$2 ~ /T/ {print $1}'); do kill -KILL $p; done")
+    one.converge(f"mps_stop_timeout_s={STOP_S}")
+
+
+def test_nothing_of_a_run_that_was_killed_while_its_program_travelled_stays(one: Fleet, host: DoorHost) -> None:
+    host.run(f"rm {PROGRAM}")
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(one.rollout.play, "site.yml")
+        pid = until(lambda: host.run("pgrep -f '/proc/self/fd/[0-9]+ reconcile' || true").split(), "it travels")[0]
+        host.run(f"kill -KILL {pid}", check=False)
+        run.result(120)
+    assert host.run("find / -xdev -name 'ansible-tmp-mps-*' 2>/dev/null", check=False) == ""
+    one.converge(f"mps_stop_timeout_s={STOP_S}")
