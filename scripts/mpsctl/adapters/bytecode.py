@@ -25,13 +25,11 @@ def path(cache: Path) -> Path:
     return cache / f"mpsctl-{build.ID}-{sys.implementation.cache_tag}.zip"
 
 
-def _believed(kept: Path) -> bool:
-    """Whether the start-up code would take it, as far as the file itself goes: root's, writable by nobody else."""
-    try:
-        found = kept.stat()
-    except OSError:
-        return False
-    return found.st_uid == 0 and not found.st_mode & 0o022
+def _is_kept(target: Path) -> bool:
+    """Whether it is there, and the start-up code takes it."""
+    from mpsctl.adapters import trusted
+
+    return target.is_file() and trusted.weak_point(target) is None
 
 
 def keep(places: Places) -> None:
@@ -42,7 +40,7 @@ def keep(places: Places) -> None:
     """
     program = places.program
     target = path(places.cache)
-    if build.ID == "sources" or os.geteuid() != 0 or _believed(target) or not program.is_file():
+    if build.ID == "sources" or os.geteuid() != 0 or _is_kept(target) or not program.is_file():
         return
     import importlib.util
     import io

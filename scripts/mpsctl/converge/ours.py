@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Iterable
+from typing import Iterable, Sequence
 
 from mpsctl.adapters import files, hardware
+from mpsctl.adapters.trusted import WeakPoint
 from mpsctl.converge.request import File
+from mpsctl.model import foreign, names
 from mpsctl.model.errors import Unreadable
 from mpsctl.model.places import FINGERPRINT
 from mpsctl.store import saved_compute_modes
@@ -16,9 +18,8 @@ from mpsctl.store.world import World
 DAEMON_PLACE = "@NVIDIA_CUDA_MPS_CONTROL@"
 """Stands in the unit's template where the path of this host's control daemon belongs."""
 
-UNIT = "mps-control@.service"
-DOOR_SOCKET, DOOR_SERVICE = "mps-front-door@.socket", "mps-front-door@.service"
-TIMER, HEALTH = "mps-health.timer", "mps-health.service"
+UNIT, DOOR_SOCKET, DOOR_SERVICE = names.UNIT, names.DOOR_SOCKET, names.DOOR_SERVICE
+TIMER, HEALTH = names.TIMER, names.HEALTH
 
 USUAL_DAEMON = f"/usr/bin/{hardware.CONTROL_DAEMON}"
 """Shown where the daemon is yet to be installed."""
@@ -46,3 +47,12 @@ def with_binary(file: File) -> File:
     """The file with this host's daemon in it: distributions keep it in different places."""
     binary = hardware.binary(hardware.CONTROL_DAEMON) or USUAL_DAEMON
     return replace(file, content=file.content.replace(DAEMON_PLACE, str(binary)))
+
+
+def untrusted(weak: Sequence[WeakPoint]) -> str:
+    """Why a host is left as it is, in one line."""
+    places = " ".join(dict.fromkeys(foreign.pasted(str(one.place)) for one in weak))
+    return (
+        f"found {'; '.join(map(str, weak))}; expected what nobody but root can change; nothing was changed. See what is"
+        f" in it, then chown root:root {places} and chmod go-w {places}, or use another place"
+    )

@@ -72,7 +72,8 @@ def _remove(world: World, on_clients: str, drain_timeout_s: int, answer: Answer)
     for path in found.foreign:
         answer.warn(f"{path} is not ours and stays")
     steps = _steps(found, on_clients, drain_timeout_s)
-    answer.error = _modes_would_be_lost(found)
+    weak = found.host.weak_points
+    answer.error = ours.untrusted(weak) if weak else _modes_would_be_lost(found)
     if answer.error:
         return
     try:
