@@ -93,8 +93,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
     def _send(self, desired: str, program_file: str, python: str, words: list[str]) -> dict[str, Any]:
         """The answer of our own program, which travels with the request."""
         program = Path(program_file).read_bytes()
-        temporary = str(self.get_shell_option("remote_tmp", default="~/.ansible/tmp"))
-        command = transport.bootstrap_command(len(program), temporary, python, words)
+        command = transport.bootstrap_command(len(program), python, words)
         done = self._run_there(command, program + desired.encode())
         answer = transport.answer(done["stdout"])
         if answer is None:

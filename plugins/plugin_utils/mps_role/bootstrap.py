@@ -1,23 +1,27 @@
-# Runs on the host, handed to its Python as a text: takes mpsctl from standard input, runs it, removes it.
+# Runs on the host, handed to its Python as a text: takes mpsctl from standard input and runs it. The program lies in
+# memory that only this process and its children have: in no folder, so nobody can put another in its place, and
+# nothing of it stays, however this ends.
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 
-left, base = int(sys.argv[1]), os.path.expanduser(sys.argv[2])
-os.makedirs(base, 0o700, exist_ok=True)
-place = tempfile.mkdtemp(prefix="ansible-tmp-mps-", dir=base)
-try:
-    program = os.path.join(place, "mpsctl")
-    with open(program, "wb") as file:
-        while left:
-            data = os.read(0, min(left, 65536))
-            if not data:
-                sys.exit("the program did not arrive whole")
-            file.write(data)
-            left -= len(data)
-    code = subprocess.call([sys.executable, "-IS", program, *sys.argv[3:]])
-finally:
-    shutil.rmtree(place, ignore_errors=True)
-sys.exit(code)
+_NOT_TO_BE_EXECUTED = 8  # MFD_NOEXEC_SEAL: a host may ask for it (vm.memfd_noexec), and before Linux 6.3 none knows it
+
+
+def _memory():
+    try:
+        return os.memfd_create("mpsctl", _NOT_TO_BE_EXECUTED)
+    except OSError:
+        return os.memfd_create("mpsctl", 0)
+
+
+left, program = int(sys.argv[1]), _memory()
+while left:
+    data = os.read(0, min(left, 65536))
+    if not data:
+        sys.exit("the program did not arrive whole")
+    left -= len(data)
+    while data:
+        data = data[os.write(program, data) :]
+words = [sys.executable, "-IS", f"/proc/self/fd/{program}", *sys.argv[2:]]
+sys.exit(subprocess.call(words, pass_fds=[program]))

@@ -27,13 +27,13 @@ def command(program: str, python: str, arguments: Sequence[str]) -> str:
     return f"test -r {shlex.quote(program)} || exit {ABSENT}; {shlex.join(words)}"
 
 
-def bootstrap_command(size_bytes: int, temporary: str, python: str, arguments: Sequence[str]) -> str:
+def bootstrap_command(size_bytes: int, python: str, arguments: Sequence[str]) -> str:
     """The shell command that takes the program from the first ``size_bytes`` of its input and asks that one.
 
-    One round trip where Ansible's own way of sending a file needs four. The program lies in Ansible's
-    temporary directory while it runs.
+    One round trip where Ansible's own way of sending a file needs four, and no folder on the host: Ansible's temporary
+    directory may be one that others share.
     """
-    words = [python, "-IS", "-c", _BOOTSTRAP.read_text(encoding="utf-8"), str(size_bytes), temporary]
+    words = [python, "-IS", "-c", _BOOTSTRAP.read_text(encoding="utf-8"), str(size_bytes)]
     return shlex.join([*words, *arguments])
 
 

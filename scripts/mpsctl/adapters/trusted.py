@@ -100,7 +100,8 @@ def _behind(link: Path, left: list[str]) -> tuple[Path, list[str]]:
 def _why_weak(place: Path, about: os.stat_result) -> Optional[str]:
     mode = about.st_mode
     if about.st_uid != _ROOT:
-        return f"belongs to user {about.st_uid} ({procfs.user(about.st_uid)})"
+        name = procfs.user(about.st_uid)
+        return f"belongs to user {about.st_uid}" + (f" ({name})" if name else "")
     if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):  # whoever may write to a socket or a link changes none
         return None
     if mode & stat.S_IWOTH:
