@@ -8,7 +8,7 @@ import sys
 _NOT_TO_BE_EXECUTED = 8  # MFD_NOEXEC_SEAL: a host may ask for it (vm.memfd_noexec), and before Linux 6.3 none knows it
 
 
-def _memory():
+def _memory() -> int:
     try:
         return os.memfd_create("mpsctl", _NOT_TO_BE_EXECUTED)
     except OSError:

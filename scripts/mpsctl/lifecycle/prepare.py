@@ -61,6 +61,7 @@ def prepare(world: World, name: str) -> DaemonEnvironment:
     instance = configuration.load(world, name)  # as it is now: it may have been written anew during the pause
     public, served = Path(instance.pipe_directory), world.places.daemon_directory(instance)
     admit.wait_for_start(world, instance)
+    configuration.check_place(instance)
     programs = (hardware.binary(one) for one in (hardware.CONTROL_DAEMON, hardware.SERVER))
     for path in (public, world.places.runtime(name), *programs):
         if path is not None:

@@ -30,7 +30,21 @@ _PATH = re.compile(r"(?:/[A-Za-z0-9_.-]+)+")
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._:=-]*")
 _HOSTS = re.compile(r"[1-9][0-9]{0,4}|(?:100|[1-9][0-9]?)%")
 _MOST_OF_REASON = 200
-_UNSAFE_ROOTS = ("/tmp", "/var/tmp", "/dev/shm", "/root")
+_CLEANED, _READ_ONLY = "emptied by cleaners and shared by everyone", "read-only for the daemon (ProtectSystem=)"
+_UNSAFE_ROOTS = {
+    **dict.fromkeys(("/tmp", "/var/tmp", "/dev/shm"), _CLEANED),
+    "/root": "closed to other users",
+    **dict.fromkeys(("/home", "/run/user"), "closed to the daemon (ProtectHome=)"),
+    **dict.fromkeys(("/etc", "/usr", "/boot", "/efi", "/bin", "/sbin", "/lib", "/lib32", "/lib64"), _READ_ONLY),
+    **dict.fromkeys(("/proc", "/sys", "/dev"), "the kernel's"),
+    **dict.fromkeys(
+        ("/run/mps-fleet", "/var/lib/mps-fleet", "/var/cache/mps-fleet"), "closed to others, for our records"
+    ),
+    "/run/systemd": "systemd's own",
+}
+"""Where no pipe directory can be, and why: the first that holds counts."""
+_SHARED_ROOTS = ("/run", "/var", "/var/run", "/var/lib", "/var/cache", "/var/log", "/opt", "/srv", "/mnt", "/media")
+"""What other programs have their folders in: an instance may have the name of one."""
 
 
 def check_name(name: object) -> str:
@@ -84,6 +98,8 @@ def check_pipe_root(text: object, longest_instance_name: str = "0") -> str:
     :raises BadValue: as check_pipe_directory, for the longest of the instances' names.
     """
     path = _check_path(text)
+    if path in _SHARED_ROOTS:
+        raise BadValue(repr(path), "a folder of its own: other programs have theirs there", f"write {path}/nvidia-mps")
     try:
         check_pipe_directory(f"{path}/{longest_instance_name}")
     except BadValue as error:
@@ -98,11 +114,15 @@ def _check_path(text: object) -> str:
         )
     if any(part in (".", "..") for part in text.split("/")):
         raise BadValue(repr(text), "a path without '.' and '..'", "write it out")
-    for root in _UNSAFE_ROOTS:
-        if text == root or text.startswith(root + "/"):
-            why = "closed to other users" if root == "/root" else "emptied by cleaners and shared by everyone"
-            raise BadValue(repr(text), f"a path outside {root}, which is {why}", "use /run/nvidia-mps")
+    check_place(text)
     return text
+
+
+def check_place(path: str) -> None:
+    """:raises BadValue: for a path on which no pipe directory can be, whoever owns it."""
+    for root, why in _UNSAFE_ROOTS.items():
+        if path == root or path.startswith(root + "/"):
+            raise BadValue(repr(path), f"a path outside {root}, which is {why}", "use /run/nvidia-mps")
 
 
 def check_compute_mode(text: object) -> str:
