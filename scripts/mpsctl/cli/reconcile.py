@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Optional
@@ -17,12 +16,13 @@ from mpsctl.store.world import World
 def reconcile(world: World, options: argparse.Namespace) -> int:
     """Bring the host into the state that the request on standard input asks for; 1 where that was not brought about."""
     from mpsctl.converge import reconcile
-    from mpsctl.converge.request import FORMAT, Request
+    from mpsctl.converge.request import FORMAT, Request, parse
 
     try:
-        wanted = json.load(sys.stdin) if sys.stdin is not None else {}
-    except (ValueError, RecursionError) as error:
-        raise BadValue(f"no JSON ({error})", "a request on standard input", "see docs/reconcile.md") from None
+        text = sys.stdin.read() if sys.stdin is not None else "{}"
+    except ValueError as error:
+        raise BadValue(f"no text ({error})", "a request on standard input", "see docs/reconcile.md") from None
+    wanted = parse(text)
     if isinstance(wanted, dict) and wanted.get("build") not in (None, build.ID):
         # The transport then sends the program it wants and asks that one.
         output.say_json({"format": FORMAT, "program_differs": True, "build": build.ID})
