@@ -17,6 +17,7 @@ from mpsctl.converge import consent, host_lock, ours, walk
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.file_steps import RemovePartialFile
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
+from mpsctl.converge.policy_steps import UnloadPolicy, record
 from mpsctl.converge.removal_steps import RemoveDirectory, RemoveFile, RemoveProgram, StopHelpers
 from mpsctl.converge.step import Step
 from mpsctl.converge.unit_steps import ReloadSystemd
@@ -126,6 +127,7 @@ def _steps(found: _Found, on_clients: str, drain_timeout_s: int) -> list[Step]:
         *_modes(found, needs),
         *(RemoveFile(path, needs) for path in found.units),
         *(RemovePartialFile(path, needs) for path in _partial_files(found)),
+        *([UnloadPolicy(needs)] if record(world).exists() else []),
     ]
     directories = list(_directories(world, needs))
     program = [RemoveProgram(world.places.program, needs)] if world.places.program.exists() else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ class Request:
     on_clients: str = REFUSE
     """what becomes of a step that would end clients: REFUSE, WAIT for ``drain_timeout_s``, or TERMINATE after it"""
     drain_timeout_s: int = DRAIN_TIMEOUT_S
+    selinux_module: Optional[bytes] = None
+    """the SELinux module that is to be loaded where the host has SELinux; None: none, and one of ours goes"""
     remove: bool = False
     """everything of ours is to go instead"""
 
@@ -66,6 +69,7 @@ class Request:
             _units(data),
             _checked(data, "on_clients", check_on_clients, REFUSE),
             _checked(data, "drain_timeout_s", check_timeout_s, DRAIN_TIMEOUT_S),
+            _module(data),
             _flag(data, "remove"),
         )
 
@@ -142,6 +146,16 @@ def _flag(data: Mapping[str, Any], key: str) -> bool:
     if not isinstance(value, bool):
         raise _not_understood(key, value, "true or false")
     return value
+
+
+def _module(data: Mapping[str, Any]) -> Optional[bytes]:
+    if data.get("selinux_module") is None:
+        return None
+    text = _text(data, "selinux_module")
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise _not_understood("selinux_module", text, "base64") from None
 
 
 def _units(data: Mapping[str, Any]) -> tuple[str, ...]:

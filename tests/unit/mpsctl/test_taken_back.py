@@ -132,7 +132,7 @@ def test_a_compute_mode_is_taken_back_once_and_then_left(host: Host) -> None:
     assert changes == [f"compute mode of {gpu}: exclusive_process -> default, as it is no longer managed"]
     assert host.nvml.all[0].compute_mode == "default"
     assert saved_compute_modes.recorded(host.world) == set()
-    host.nvml.set_compute_mode(host.nvml.all[0], "exclusive_process")  # somebody's own wish
+    host.nvml.set_compute_mode(host.nvml.all[0], "exclusive_process")  # somebody by hand
     assert apply.apply(host.world, "0", daemon.pid) == []
     assert judge(host).check("0", "compute-mode").level == OK
     assert host.nvml.all[0].compute_mode == "exclusive_process"
