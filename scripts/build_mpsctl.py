@@ -47,17 +47,22 @@ def _importer(path):
 
 
 def _bytecode():
-    """The kept bytecode of this build, if root wrote it, nobody else could, and it is whole.
+    """The kept bytecode of this build, if root wrote it, nobody else could, as adapters/trusted.py judges a path, which
+    is not read yet, and it is whole.
 
     It is held open: a removal that another run began may take the file away while this one still imports. Python would
     end, or crash, by bytecode that is damaged.
     """
     path = "/var/cache/mps-fleet/mpsctl-{id}-" + (sys.implementation.cache_tag or "") + ".zip"
     try:
-        for place in (path, os.path.dirname(path)):
-            found = os.stat(place)
-            if found.st_uid != 0 or found.st_mode & 0o022:
+        place = path
+        while True:
+            found = os.lstat(place)
+            if found.st_uid != 0 or found.st_mode & 0o022 or os.path.islink(place):
                 return None
+            if place == "/":
+                break
+            place = os.path.dirname(place)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb", closefd=False) as file:
             data = memoryview(file.read() or b"")

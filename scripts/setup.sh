@@ -3,7 +3,8 @@
 set -euo pipefail
 venv=$1
 python=${PYTHON:-/usr/bin/python3}
-packages=(ca-certificates gcc git libc6-dev mmdebstrap openssh-client python3 python3-venv systemd-container xz-utils)
+packages=(ca-certificates checkpolicy gcc git libc6-dev mmdebstrap openssh-client python3 python3-venv semodule-utils
+  systemd-container xz-utils)
 
 say() { printf '%s  %s\n' "$(date +%T)" "$*"; }
 

@@ -106,3 +106,51 @@ def test_with_a_group_only_its_members_are_let_in(
         host.run("sed -i '/^Group=video$/d' /etc/mps/0.conf; systemctl restart mps-control@0")
     assert host.file("/etc/mps/0.conf").content_string == conf
     assert as_desired("0")
+
+
+OF_THE_MANAGER = {
+    "CUDA_MPS_LOG_DIRECTORY": "/tmp/theirs",
+    "CUDA_MPS_PIPE_DIRECTORY": "/tmp/theirs",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G",
+    "CUDA_VISIBLE_DEVICES": "9",
+    "CUDA_DEVICE_ORDER": "FASTEST_FIRST",
+    "NVIDIA_VISIBLE_DEVICES": "none",
+    "LD_PRELOAD": "/tmp/theirs.so",
+    "LD_LIBRARY_PATH": "/tmp",
+    "PYTHONPATH": "/tmp",
+    "PATH": "/tmp",
+    "MPS_CONTROL_FLAGS": "--nonsense",
+}
+
+
+def test_nothing_of_the_manager_s_environment_reaches_the_daemon(host: Any, as_desired: Callable[..., bool]) -> None:
+    pid = host.service("mps-control@1").systemd_properties["MainPID"]
+    names = {line.partition("=")[0] for line in host.file(f"/proc/{pid}/environ").content_string.split("\0") if line}
+    assert names == {"PATH", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_VISIBLE_DEVICES"}
+    before = host.file(f"/proc/{pid}/environ").content_string
+    path = next(line for line in host.run("systemctl show-environment").stdout.splitlines() if line.startswith("PATH="))
+    given = " ".join(f"'{name}={value}'" for name, value in OF_THE_MANAGER.items())
+    try:
+        assert host.run(f"systemctl set-environment {given}").rc == 0
+        assert host.run("systemctl restart mps-control@1").rc == 0
+        pid = host.service("mps-control@1").systemd_properties["MainPID"]
+        assert host.file(f"/proc/{pid}/environ").content_string == before
+        assert as_desired("1")
+        assert host.run("systemctl start mps-health.service").rc == 0
+        said = host.run("journalctl -q -o cat -b -u mps-control@1 -u mps-health | grep -c /tmp/theirs").stdout.strip()
+        assert said == "0"
+    finally:
+        host.run(f"systemctl unset-environment {' '.join(OF_THE_MANAGER)}; systemctl set-environment '{path}'")
+
+
+@pytest.mark.parametrize(
+    ("unit", "adjust", "most"),
+    [
+        ("mps-control@0.service", "-500", "infinity"),
+        ("mps-front-door@0.service", "-900", str(512 << 20)),
+        ("mps-health.service", "300", str(1 << 30)),
+    ],
+)
+def test_who_goes_first_when_memory_is_short(host: Any, unit: str, adjust: str, most: str) -> None:
+    shown = host.run(f"systemctl show -p OOMScoreAdjust -p MemoryMax {unit}").stdout.split()
+    assert sorted(shown) == [f"MemoryMax={most}", f"OOMScoreAdjust={adjust}"]

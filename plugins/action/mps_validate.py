@@ -15,6 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "plugin_utils"))
 
 from mps_role import ansible_values, project, variables
 
+from mpsctl.model import foreign  # isort: skip
+
 
 class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no types
     _requires_connection = False
@@ -32,7 +34,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             read = ansible_values.of(host_vars)
             warnings[host] = read.warnings
             lines[host] = [*variables.unknown(host_vars), *read.problems, *variables.problems(read.values)]
-            serials.setdefault(repr(read.values["mps_serial"]), []).append(host)
+            serials.setdefault(foreign.quoted(read.values["mps_serial"]), []).append(host)
         result["warnings"] = variables.together(warnings)
         found_lines = variables.together(lines)
         if len(serials) > 1 and not found_lines:

@@ -10,7 +10,7 @@ description:
   - Renders the unit and the instances' files from the variables of the role mps and hands them to
     C(mpsctl reconcile) on the host, on standard input. An operator can run the very same command there.
   - Where the host has no mpsctl, or one of another build, the program travels with the request and runs from
-    Ansible's temporary directory; outside check mode it then installs itself.
+    memory, in no folder of the host; outside check mode it then installs itself.
 options:
   phase:
     description:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mpsctl.adapters import unix_peers
-from mpsctl.adapters.unix_peers import Peers
+from mpsctl.model.peers import Peers
 from real_daemon import RealDaemonHost, Running, held_session
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="commands to a daemon are root's alone")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, Callable, Iterator
@@ -61,8 +62,15 @@ def start(program: Path, mark: str, *words: str, python: str = PYTHON) -> subpro
     )
 
 
-def test_the_whole_run_with_a_real_torch(program: Path, mark: str, tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
+@pytest.fixture
+def own_folder() -> Iterator[Path]:
+    """Where root may write results: pytest's own folders lie in /tmp."""
+    with tempfile.TemporaryDirectory(prefix="mps-test-", dir=Path.home()) as path:
+        yield Path(path)
+
+
+def test_the_whole_run_with_a_real_torch(program: Path, mark: str, own_folder: Path) -> None:
+    out = own_folder / "out.json"
     process = start(program, mark, "--all-reduces", "50", "--rounds", "2", "--timeout", "18", "--output", str(out))
     said, errors = process.communicate()
     assert process.returncode == 0, errors

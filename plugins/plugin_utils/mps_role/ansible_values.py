@@ -7,7 +7,10 @@ from typing import Any, Callable, Container, Mapping, Optional
 
 from . import variables  # first: it makes mpsctl importable
 
+from mpsctl.model.foreign import shown, written  # isort: skip
 from mpsctl.model.settings import BY_VARIABLE, PREFIX  # isort: skip
+
+_MOST_OF_FAILURE = 500
 
 
 @dataclass
@@ -36,14 +39,14 @@ def of(
         try:
             value = _typed(name, plain(template(host_vars[name])))
         except Exception as error:  # templates of users may fail in any way; each becomes one line
-            said = " ".join(str(error).split())
+            said = shown(" ".join(written(error).split()), _MOST_OF_FAILURE)
             read.problems.append(f"{name}: found a template that fails, expected a value; {said}")
             continue
         if name in variables.FORMER:
             present = variables.FORMER[name][0].variable
             read.warnings.append(variables.former_name(name, present))
             both = present in (host_vars if given is None else given) or read.values[present] != _default(present)
-            if both and str(read.values[present]) != str(value):  # `-e` makes a text of a number
+            if both and written(read.values[present]) != written(value):  # `-e` makes a text of a number
                 read.problems.append(variables.two_values(present, read.values[present], name, value))
             else:
                 read.values[present] = value

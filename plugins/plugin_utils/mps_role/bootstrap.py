@@ -6,9 +6,17 @@ import select
 import sys
 
 INPUT_S = 60
+_NOT_TO_BE_EXECUTED = 8  # MFD_NOEXEC_SEAL: a host may ask for it (vm.memfd_noexec), and before Linux 6.3 none knows it
 
-left = int(sys.argv[1])
-program = os.memfd_create("mpsctl")
+
+def _memory() -> int:
+    try:
+        return os.memfd_create("mpsctl", _NOT_TO_BE_EXECUTED)
+    except OSError:
+        return os.memfd_create("mpsctl", 0)
+
+
+left, program = int(sys.argv[1]), _memory()
 while left:
     if not select.select([0], [], [], INPUT_S)[0]:
         sys.exit(f"the program stopped arriving {INPUT_S} s ago")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 from pathlib import PurePosixPath
 from typing import Any, Mapping
@@ -72,10 +73,16 @@ def request(values: Mapping[str, Any], places: Mapping[str, str], build: str, at
         "units": [PurePosixPath(places["_mps_health_timer"]).name],
         "instances": [{"name": entry["name"], "conf": _conf(values, entry)} for entry in entries or ()],
         "instance_per_gpu": _conf(values, {"gpus": [EACH]}) if entries is None else None,
+        "selinux_module": _selinux_module() if typed[f"{PREFIX}selinux_module"] else None,
         # What a run may do, and nothing that a host is to be: it stands in no file there.
         **{key: values[PREFIX + key] for key in POLICY},
         **({"atomic": True} if atomic else {}),
     }
+
+
+def _selinux_module() -> str:
+    """The module that `scripts/build_selinux.sh` built, for JSON."""
+    return base64.b64encode((project.ROLE / "files" / "mps_fleet.pp").read_bytes()).decode()
 
 
 def removal(values: Mapping[str, Any], build: str) -> dict[str, Any]:

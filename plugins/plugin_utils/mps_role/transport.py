@@ -31,8 +31,8 @@ def command(program: str, python: str, arguments: Sequence[str]) -> str:
 def bootstrap_command(size_bytes: int, temporary: str, python: str, arguments: Sequence[str]) -> str:
     """The shell command that takes the program from the first ``size_bytes`` of its input and asks that one.
 
-    One round trip where Ansible's own way of sending a file needs four. The program lies in memory while it runs;
-    ``temporary`` is Ansible's directory, where releases before this one put it.
+    One round trip where Ansible's own way of sending a file needs four. The program lies in memory and in no folder of
+    the host: one may be shared with others. ``temporary`` is Ansible's, where releases before this one put it.
     """
     words = [python, "-IS", "-c", _BOOTSTRAP.read_text(encoding="utf-8"), str(size_bytes), temporary]
     return shlex.join([*words, *arguments])

@@ -6,13 +6,15 @@ All that is known about them stands in mpsctl.model.settings.
 from __future__ import annotations
 
 import difflib
-from typing import Any, Callable, Iterable, Mapping
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from . import project  # noqa: F401 (it makes mpsctl importable)
 
 from mpsctl.model import checked_values, fit, quantity  # isort: skip
+from mpsctl.model import gpu as gpu_names  # isort: skip
 from mpsctl.model import instance as instances  # isort: skip
 from mpsctl.model.errors import BadValue  # isort: skip
+from mpsctl.model.foreign import quoted, shown, written  # isort: skip
 from mpsctl.model.settings import BY_VARIABLE, PREFIX, SETTINGS, Former, Setting  # isort: skip
 
 OVERRIDES: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS if setting.per_instance}
@@ -58,7 +60,7 @@ def rename_own(entries: Any) -> tuple[Any, list[str], list[str]]:
             for setting, former in FORMER.values():
                 old = former.variable[len(PREFIX) :]
                 if setting.per_instance and old in entry:
-                    place, value = f"{PREFIX}instances[{entry.get('name')}]", entry.pop(old)
+                    place, value = _place(entry), entry.pop(old)
                     warnings.append(former_name(f"{place}.{old}", setting.name))
                     if entry.setdefault(setting.name, value) != value:
                         found.append(two_values(f"{place}.{setting.name}", entry[setting.name], old, value))
@@ -68,7 +70,9 @@ def rename_own(entries: Any) -> tuple[Any, list[str], list[str]]:
 
 def two_values(present: str, value: Any, former: str, other: Any) -> str:
     """The refusal of two values for one variable under its two names."""
-    return f"{present}: found {value!r}, and {other!r} by its former name, expected one value; remove {former}"
+    return (
+        f"{present}: found {quoted(value)}, and {quoted(other)} by its former name, expected one value; remove {former}"
+    )
 
 
 def problems(values: Mapping[str, Any]) -> list[str]:
@@ -109,12 +113,28 @@ def _refusal(name: str, check: Callable[[Any], object], value: Any) -> list[str]
     return []
 
 
+def _place(entry: Mapping[str, Any]) -> str:
+    """An entry of mps_instances, for people."""
+    return f"{PREFIX}instances[{shown(written(entry.get('name')))}]"
+
+
+def _check_gpus(gpus: Sequence[Any]) -> tuple[str, ...]:
+    """The list of an entry's GPUs, each a name or an index.
+
+    :raises BadValue: for anything else.
+    """
+    for gpu in gpus:
+        if not isinstance(gpu, str):
+            gpu_names.check_reference(written(gpu) if isinstance(gpu, int) else quoted(gpu))
+    return checked_values.check_gpu_list(" ".join(map(str, gpus)))
+
+
 def _instance_problems(value: Any) -> list[str]:
     name = f"{PREFIX}instances"
     if value is None:
         return []
     if not isinstance(value, list) or not value:
-        return [f"{name}: found {value!r}, expected a list of instances; write null for one instance per GPU"]
+        return [f"{name}: found {quoted(value)}, expected a list of instances; write null for one instance per GPU"]
     found = [line for entry in value for line in _entry_problems(name, entry)]
     if found:
         return found
@@ -122,7 +142,7 @@ def _instance_problems(value: Any) -> list[str]:
         instances.check_gpus(
             instances.Instance(
                 name=entry["name"],
-                gpus=checked_values.check_gpu_list(" ".join(str(gpu) for gpu in entry["gpus"])),
+                gpus=_check_gpus(entry["gpus"]),
                 pipe_directory="/",
             )
             for entry in value
@@ -134,18 +154,18 @@ def _instance_problems(value: Any) -> list[str]:
 
 def _entry_problems(name: str, entry: Any) -> list[str]:
     if not isinstance(entry, dict) or "name" not in entry:
-        return [f"{name}: found {entry!r}, expected an instance; write for example {{name: train, gpus: ['0']}}"]
-    place = f"{name}[{entry['name']}]"
+        return [f"{name}: found {quoted(entry)}, expected an instance; write for example {{name: train, gpus: ['0']}}"]
+    place = _place(entry)
     found = _refusal(name, checked_values.check_name, entry["name"])
-    for key in sorted(set(entry) - set(_OF_AN_ENTRY)):
-        near = difflib.get_close_matches(str(key), _OF_AN_ENTRY, 1)
+    for key in sorted(set(entry) - set(_OF_AN_ENTRY), key=written):
+        near = difflib.get_close_matches(written(key), _OF_AN_ENTRY, 1)
         remedy = f"did you mean {near[0]}?" if near else "remove it"
-        found.append(f"{place}: found {key!r}, expected one of {', '.join(_OF_AN_ENTRY)}; {remedy}")
+        found.append(f"{place}: found {quoted(key)}, expected one of {', '.join(_OF_AN_ENTRY)}; {remedy}")
     gpus = entry.get("gpus")
     if isinstance(gpus, list):
-        found.extend(_refusal(place, lambda listed: checked_values.check_gpu_list(" ".join(map(str, listed))), gpus))
+        found.extend(_refusal(place, _check_gpus, gpus))
     else:
-        found.append(f"{place}: found {gpus!r} for gpus, expected a list of GPUs; write for example gpus: ['0']")
+        found.append(f"{place}: found {quoted(gpus)} for gpus, expected a list of GPUs; write for example gpus: ['0']")
     for key, setting in OVERRIDES.items():
         if entry.get(key) is not None:
             found.extend(_refusal(f"{place}.{key}", setting.check, entry[key]))
@@ -159,7 +179,7 @@ def _fit_problems(values: Mapping[str, Any]) -> list[str]:
     entries = values.get(f"{PREFIX}instances")
     owners: list[tuple[str, Mapping[str, Any]]] = [(f"{PREFIX}expected_clients", {})]
     if isinstance(entries, list):
-        owners = [(f"{PREFIX}instances[{entry.get('name')}]", entry) for entry in entries if isinstance(entry, dict)]
+        owners = [(_place(entry), entry) for entry in entries if isinstance(entry, dict)]
     found = []
     for place, entry in owners:
         clients, limit = (

@@ -10,7 +10,6 @@ from __future__ import annotations
 import binascii
 import importlib
 import os
-import stat
 import sys
 from pathlib import Path
 
@@ -30,13 +29,14 @@ def path(cache: Path) -> Path:
 
 
 def _believed(kept: Path) -> bool:
-    """Whether the start-up code would take it, by the file itself: root's, writable by nobody else, and whole."""
+    """Whether the start-up code would take it: nobody but root can change it, and it is whole."""
+    from mpsctl.adapters import trusted
+
     try:
-        found = kept.stat()
-        data = kept.read_bytes() if stat.S_ISREG(found.st_mode) else b""
+        data = kept.read_bytes() if kept.is_file() else b""
     except OSError:
         return False
-    return found.st_uid == 0 and not found.st_mode & 0o022 and data == _sealed(data)
+    return data == _sealed(data) and trusted.weak_point(kept) is None
 
 
 def _sealed(data: bytes) -> bytes:

@@ -126,6 +126,8 @@ def program(module: str, *arguments: str) -> list[str]:
     """
     # A folder, the zip application, or its kept bytecode, which this process holds open and a child finds by its name.
     place = os.path.realpath(Path(__file__).parents[2])
+    if not os.path.exists(place):  # of a program that travels: memory of this process, which a child finds by its name
+        place = str(Path(__file__).parents[2]).replace("/proc/self/", f"/proc/{os.getpid()}/", 1)
     code = f"import sys; sys.path.insert(0, sys.argv[1]); from mpsctl.adapters import {module}; {module}.child()"
     return [sys.executable, "-IS", "-c", code, place, *arguments]
 

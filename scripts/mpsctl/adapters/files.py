@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Optional, Union
 
-from mpsctl.adapters import procfs
+from mpsctl.adapters import procfs, trusted
 from mpsctl.model.errors import NoRight, NotAFile, TooLarge, Unreadable
 from mpsctl.model.pattern import Pattern
 
@@ -31,23 +31,28 @@ _KINDS = (
 )
 
 
-def read_text(path: Path, most_bytes: int = MOST_BYTES) -> Optional[str]:
+def read_text(path: Path, most_bytes: int = MOST_BYTES, believed: bool = True) -> Optional[str]:
     """The file's text, or None where there is no such file. Bytes that are no UTF-8 become lone surrogates.
 
     :raises Unreadable: as ``read_bytes``.
     """
-    data = read_bytes(path, most_bytes)
+    data = read_bytes(path, most_bytes, believed)
     return None if data is None else data.decode("utf-8", "surrogateescape")
 
 
-def read_bytes(path: Path, most_bytes: int) -> Optional[bytes]:
+def read_bytes(path: Path, most_bytes: int, believed: bool = True) -> Optional[bytes]:
     """The file's content, or None where there is no such file, or a link leads to none. Never waits for a writer.
 
+    What is not to be ``believed``, only shown or compared, may be of anybody.
+
+    :raises Untrusted: if root is to believe what others can change.
     :raises NotAFile: if there is a folder, a FIFO, a socket or a device; only a file is ever opened.
     :raises TooLarge: if it has more than ``most_bytes``.
     :raises NoRight: if this user may not read it.
     :raises Unreadable: if the disk or the file system does not give it.
     """
+    if believed:
+        trusted.require(path)
     try:
         descriptor = open_file(path, os.O_RDONLY)
         with os.fdopen(descriptor, "rb") as file:
@@ -93,7 +98,11 @@ def _kind(mode: int) -> str:
 
 
 def remove(path: Path) -> bool:
-    """Remove a file, or whatever else but a folder has its name; whether there was one."""
+    """Remove a file, or whatever else but a folder has its name; whether there was one.
+
+    :raises Untrusted: if others can change its folder.
+    """
+    trusted.require(path.parent)
     try:
         path.unlink()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -114,6 +123,7 @@ def write(path: Path, content: Union[str, bytes], mode: int = 0o644, lasting: bo
     ``lasting`` syncs to disk; it is left out for files of /run.
 
     :raises NotAFile: if a folder has the file's name, or a file has its folder's.
+    :raises Untrusted: if others can change its folder.
     :raises OSError: if the disk takes no more, with the file's name.
     """
     make_directory(path.parent)
@@ -184,7 +194,9 @@ def make_directory(path: Path, mode: int = 0o755) -> None:
     """Make a directory and its parents with this mode whatever the umask; an existing one is left as it is.
 
     :raises NotAFile: if something else has its name.
+    :raises Untrusted: if others can change it, or what is on the way.
     """
+    trusted.require(path)
     if path.is_dir():
         return
     make_directory(path.parent)
@@ -207,7 +219,9 @@ def replace_symlink(link: Path, target: str) -> None:
     """Point ``link`` at ``target`` in one step.
 
     :raises NotAFile: if a folder has the link's name.
+    :raises Untrusted: if others can change its folder.
     """
+    trusted.require(link.parent)
     temporary = partial_link(link)
     try:
         temporary.unlink(missing_ok=True)

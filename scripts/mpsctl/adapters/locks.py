@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Callable
 
-from mpsctl.adapters import files
+from mpsctl.adapters import files, trusted
 from mpsctl.model.errors import NotAFile
 
 _PAUSE_S = 0.02
@@ -31,9 +31,11 @@ def take(
 
     :raises Taken: if it is not free by ``end_s`` on the clock ``now_s``.
     :raises NotAFile: if something else has the lock's name.
+    :raises Untrusted: if others can change it, or its folder.
     """
     while True:
         files.make_directory(path.parent)
+        trusted.require(path)
         try:
             descriptor = files.open_file(path, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:

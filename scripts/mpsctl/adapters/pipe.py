@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Iterable, Optional
 
-from mpsctl.adapters import control_daemon, files, procfs
+from mpsctl.adapters import control_daemon, files, procfs, trusted
 from mpsctl.model.errors import NotAFile
 
 DOOR, PUBLIC_NAME, LOCK = "front-door", "control", "control_lock"
@@ -31,6 +31,13 @@ SOCKET, PRIVILEGED = "control", "control_privileged"
 MADE = (SOCKET, PRIVILEGED, LOCK, "log", "nvidia-cuda-mps-control.pid")
 """All that a daemon makes in its directory (control daemons 535, 550, 555; driver 580)."""
 
+_MADE_KINDS = {
+    SOCKET: stat.S_IFSOCK,
+    PRIVILEGED: stat.S_IFSOCK,
+    LOCK: stat.S_IFREG,
+    "log": stat.S_IFIFO,
+    "nvidia-cuda-mps-control.pid": stat.S_IFREG,
+}
 _FORMER_NAME_BYTES = 12
 _FORMER_LINKS = (SOCKET, PRIVILEGED)
 _CLOSED, _OPENED = 0o700, 0o710
@@ -60,7 +67,11 @@ def make(directory: Path) -> None:
 
 
 def remove(directory: Path) -> None:
-    """Remove the daemon's own directory with what it left there."""
+    """Remove the daemon's own directory with what it left there.
+
+    :raises Untrusted: if others can change it, or what is on the way.
+    """
+    trusted.require(directory)
     if not directory.is_symlink():
         files.remove_tree(directory, ignore_errors=True)
 
@@ -73,8 +84,19 @@ def close(directory: Path) -> bool:
 
 def set_modes(directory: Path, names: Iterable[str], of_socket: int, of_directory: int) -> bool:
     """Give ``control`` and then the directory these modes, and all else that is named to root alone; whether something
-    was to be done."""
-    changed = False
+    was to be done.
+
+    A directory in which others can make files is closed first: what they put there meanwhile is no way for ``chmod``.
+
+    :raises Untrusted: if the directory is another user's, or others can change what is on the way.
+    """
+    trusted.require(directory.parent)
+    about = directory.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != 0:
+        trusted.require(directory)
+    changed = bool(about.st_mode & 0o022)
+    if changed:
+        directory.chmod(_CLOSED)
     for path in (directory / name for name in names):
         mode = of_socket if path.name == SOCKET else _MODE
         try:
@@ -130,15 +152,21 @@ def is_former(directory: Path) -> bool:
 
 
 def remove_former(public: Path) -> None:
-    """Remove what release 0.2.0 left in a public directory: what has its form of name, and is not served.
+    """Remove what release 0.2.0 left in a public directory: folders of daemons, and what is in them, by what lies in
+    them and not by their names. A folder with anything else in it stays whole.
 
     A daemon whose directory is gone lives on, answers nobody and keeps its GPU (control daemon 550).
+
+    :raises Untrusted: if others can change the directory, or what is on the way.
     """
+    trusted.require(public)
     directories = former_directories(public)
     served = _served(public).values() if directories else ()
     for directory in directories:
-        if directory not in served:
-            files.remove_tree(directory, ignore_errors=True)
+        if directory not in served and _is_a_daemons(directory):
+            remove_made(directory)
+            with suppress(OSError):
+                directory.rmdir()
     if not leads_to_door(public):
         return
     privileged = public / PRIVILEGED
@@ -146,14 +174,35 @@ def remove_former(public: Path) -> None:
         privileged.unlink(missing_ok=True)
 
 
+def _is_a_daemons(directory: Path) -> bool:
+    """Whether a folder is root's and holds what a control daemon makes, all of it of the daemon's kinds, and nothing
+    else; or it is empty, and a name that clients look for leads into it."""
+    if trusted.weak_point(directory) is not None:
+        return False
+    found = list(os.scandir(directory))
+    if not found:
+        links = (directory.parent / name for name in _FORMER_LINKS)
+        return any(link.is_symlink() and Path(os.readlink(link)).parent.name == directory.name for link in links)
+    kinds = {entry.name: stat.S_IFMT(entry.stat(follow_symlinks=False).st_mode) for entry in found}
+    return all(_MADE_KINDS.get(name) == kind for name, kind in kinds.items())
+
+
 def remove_name(public: Path) -> None:
-    """Take away the name that clients look for; whoever came before is still answered."""
+    """Take away the name that clients look for; whoever came before is still answered.
+
+    :raises Untrusted: if others can change the directory, or what is on the way.
+    """
+    trusted.require(public)
     if (public / PUBLIC_NAME).is_symlink():
         (public / PUBLIC_NAME).unlink(missing_ok=True)
 
 
 def remove_public(public: Path) -> None:
-    """Remove what is ours of a public directory, and it where nothing else is in it."""
+    """Remove what is ours of a public directory, and it where nothing else is in it.
+
+    :raises Untrusted: if others can change the directory, or what is on the way.
+    """
+    trusted.require(public)
     if not public.is_dir() or public.is_symlink():
         return
     remove_door(public)
@@ -163,7 +212,11 @@ def remove_public(public: Path) -> None:
 
 
 def remove_door(public: Path) -> None:
-    """Remove from a public directory what the front door and release 0.2.0 have there."""
+    """Remove from a public directory what the front door and release 0.2.0 have there.
+
+    :raises Untrusted: if others can change the directory, or what is on the way.
+    """
+    trusted.require(public)
     for name in _FORMER_LINKS:
         if (public / name).is_symlink():
             (public / name).unlink(missing_ok=True)
@@ -177,9 +230,17 @@ def remove_door(public: Path) -> None:
 
 
 def remove_made(directory: Path) -> bool:
-    """Remove what a daemon that has ended left in a directory; whether it had left something."""
-    found = [path for path in (directory / name for name in MADE) if path.exists() and not path.is_symlink()]
-    left = [path for path in found if not path.is_dir()]
+    """Remove what a daemon that has ended left in a directory, each by its name and its kind; whether it had left
+    something.
+
+    :raises Untrusted: if others can change the directory, or what is on the way.
+    """
+    trusted.require(directory)
+    left = []
+    for name, kind in _MADE_KINDS.items():
+        with suppress(OSError):
+            if stat.S_IFMT((directory / name).lstat().st_mode) == kind:
+                left.append(directory / name)
     for path in left:
         path.unlink(missing_ok=True)
     return bool(left)

@@ -14,7 +14,7 @@ import os
 import stat
 from pathlib import Path
 
-from mpsctl.adapters import files, pipe
+from mpsctl.adapters import files, pipe, trusted
 from mpsctl.model.errors import NotAFile, NotReady
 
 _STARTING, _SERVERS_ALONE, _EVERYONE = 0o700, 0o710, 0o711
@@ -30,7 +30,9 @@ def make(public: Path) -> None:
 
     :raises NotAFile: if a link has its name.
     :raises NotReady: if something lies there that is not ours.
+    :raises Untrusted: if others can change it, or what is on the way.
     """
+    trusted.require(public)
     files.make_directory(public.parent)
     if public.is_symlink():
         raise NotAFile(str(public), "a link", "a folder")
@@ -103,7 +105,11 @@ def has_sockets(public: Path) -> bool:
 
 def leave(public: Path, for_door: bool) -> None:
     """Remove what a daemon that has ended left, and with ``for_door`` give the directory back the mode with which the
-    front door has it; else it is root's alone until the next start."""
+    front door has it; else it is root's alone until the next start.
+
+    :raises Untrusted: if others can change the directory, or what is on the way.
+    """
+    trusted.require(public)
     if not public.is_dir() or public.is_symlink():
         return
     left = pipe.remove_made(public)

@@ -9,7 +9,7 @@ from mpsctl.checks.judgement import VERIFY_ONLY, Finding, View, failed, judgemen
 from mpsctl.checks.unit_checks import as_root, no_daemon, reload
 from mpsctl.model.finding import RELOAD, RESTART, START, UNKNOWN, Reason
 from mpsctl.model.foreign import pasted, shown
-from mpsctl.model.gpu import DEFAULT
+from mpsctl.model.gpu import DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED, Device
 from mpsctl.observe.facts import InstanceFacts, Value
 from mpsctl.store.desired_values import CLIENT_PRIORITY, MEMORY_LIMIT, THREAD_PERCENTAGE
 
@@ -120,6 +120,12 @@ def compute_mode(view: View) -> Finding:
     desired = one.desired.compute_mode if one.active else one.desired.compute_mode_when_down
     for device in one.devices:
         mode = device.gpu.compute_mode
+        left = _left_from_before(view, device) if one.active and one.desired.compute_mode is None else None
+        if left is not None:
+            line = (
+                f"{device}: compute mode is {mode}, set by a run while it was managed; desired {left}, as before that"
+            )
+            return failed(line, left, reload(one), reasons=[Reason("not-as-desired", line)], mends=RELOAD)
         if mode is None and desired is None:
             continue
         if mode is None:
@@ -134,6 +140,12 @@ def compute_mode(view: View) -> Finding:
             line = f"{device}: compute mode is {mode}, desired {desired}"
             return failed(line, desired, reload(one), reasons=[Reason("not-as-desired", line)], mends=RELOAD)
     return passed(", ".join(f"{device}: {device.gpu.compute_mode or 'mode not told'}" for device in one.devices))
+
+
+def _left_from_before(view: View, device: Device) -> Optional[str]:
+    """The saved compute mode of a GPU that is still in one of ours, or None."""
+    saved, mode = view.host.saved_modes.get(device.gpu.uuid), device.gpu.compute_mode
+    return saved if saved != mode and mode in (EXCLUSIVE_PROCESS, PROHIBITED) else None
 
 
 @judgement(verbs=VERIFY_ONLY)

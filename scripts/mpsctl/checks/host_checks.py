@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpsctl.adapters import hardware
 from mpsctl.checks import words
 from mpsctl.checks.judgement import VERIFY_ONLY, Finding, View, failed, judgement, passed, some, unknown, warned
-from mpsctl.model.finding import CONVERGE, ENABLE, Reason
+from mpsctl.model.finding import CONVERGE, ENABLE, PERSON, Reason
 from mpsctl.model.foreign import pasted, shown
 from mpsctl.model.gpu import DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED
 from mpsctl.observe.host import DEFAULT_DIRECTORIES
@@ -55,6 +55,23 @@ def instances_have_files(view: View) -> Finding:
         f"site.yml writes it; an instance that is not wanted: systemctl disable --now {unit}",
         *lines,
         facts={"instances": lost},
+    )
+
+
+@judgement(of_host=True)
+def owned_by_root(view: View) -> Finding:
+    """Nobody but root can change what root reads, writes, runs or deletes for MPS, or a folder on the way there."""
+    lines = [shown(str(one)) for one in view.host.weak_points]
+    if not lines:
+        return passed("all that was found is root's all the way")
+    place = pasted(str(view.host.weak_points[0].place))
+    return failed(
+        some(lines),
+        "root's all the way, and writable by nobody else",
+        f"see what is in it, then chown root:root {place} and chmod go-w {place}, or use another place",
+        *lines,
+        mends=PERSON,
+        facts={"paths": [str(one.place) for one in view.host.weak_points]},
     )
 
 
@@ -246,6 +263,7 @@ JUDGEMENTS = (
     gpus_answer,
     instances_configured,
     instances_have_files,
+    owned_by_root,
     health_timer,
     other_managers,
     foreign_daemons,

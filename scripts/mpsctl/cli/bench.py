@@ -110,6 +110,9 @@ def show_progress(line: str) -> None:
 
 
 def _make(folder: Path) -> None:
+    from mpsctl.adapters import trusted
+
+    trusted.require(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

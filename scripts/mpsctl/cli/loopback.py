@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Optional, Sequence
 
-from mpsctl.adapters import files, stop_request
+from mpsctl.adapters import files, stop_request, trusted
 from mpsctl.cli import output, table
 from mpsctl.cli.bench import is_written, number, show_progress
 from mpsctl.measuring import loopback as measuring
@@ -83,6 +83,7 @@ def _writable(text: Optional[str]) -> Optional[Path]:
     if text is None:
         return None
     path = Path(text)
+    trusted.require(path.absolute().parent)
     if not files.can_replace(path):
         raise BadValue(f"--output {text}", "a file in a folder that can be written", "name another")
     return path

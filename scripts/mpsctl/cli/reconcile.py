@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import select
 import sys
@@ -22,12 +21,13 @@ INPUT_S = 60
 def reconcile(world: World, options: argparse.Namespace) -> int:
     """Bring the host into the state that the request on standard input asks for; 1 where that was not brought about."""
     from mpsctl.converge import reconcile
-    from mpsctl.converge.request import FORMAT, Request
+    from mpsctl.converge.request import FORMAT, Request, parse
 
     try:
-        wanted = json.loads(_request())
-    except (ValueError, RecursionError) as error:
-        raise BadValue(f"no JSON ({error})", "a request on standard input", "see docs/reconcile.md") from None
+        text = _request()
+    except ValueError as error:
+        raise BadValue(f"no text ({error})", "a request on standard input", "see docs/reconcile.md") from None
+    wanted = parse(text)
     if isinstance(wanted, dict) and wanted.get("build") not in (None, build.ID):
         # The transport then sends the program it wants and asks that one.
         output.say_json({"format": FORMAT, "program_differs": True, "build": build.ID})

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Mapping, Optional, Sequence
 
-from mpsctl.adapters import bytecode, files
+from mpsctl.adapters import bytecode, files, trusted
 from mpsctl.converge.answer import Difference, state
 from mpsctl.converge.request import File
 from mpsctl.converge.step import Context, Step
@@ -44,23 +44,28 @@ class InstallProgram(Step):
     @classmethod
     def act(cls, steps: Sequence[InstallProgram], context: Context) -> None:
         for step in steps:
-            files.write(step.place, files.read_bytes(step.program, _MOST_PROGRAM_BYTES) or b"", 0o755)
+            content = files.read_bytes(step.program, _MOST_PROGRAM_BYTES, believed=False)  # it runs already
+            files.write(step.place, content or b"", 0o755)
         bytecode.keep(context.world.places)  # before anybody calls it
 
 
-def _same(one: Path, other: Path) -> bool:
-    """:raises NotAFile: if there is something else: what is not ours is not replaced."""
+def _same(program: Path, place: Path) -> bool:
+    """Whether the program is in its place, where nobody but root can change it.
+
+    :raises NotAFile: if there is something else: what is not ours is not replaced.
+    """
     try:
-        return files.read_bytes(one, _MOST_PROGRAM_BYTES) == files.read_bytes(other, _MOST_PROGRAM_BYTES)
+        contents = [files.read_bytes(path, _MOST_PROGRAM_BYTES, believed=False) for path in (program, place)]
     except TooLarge:
         return False
+    return contents[0] == contents[1] and trusted.weak_point(place) is None
 
 
 def _digest(path: Path) -> Optional[str]:
     import hashlib  # a look has to be quick, and most of them find the same program
 
     try:
-        content = files.read_bytes(path, _MOST_PROGRAM_BYTES)
+        content = files.read_bytes(path, _MOST_PROGRAM_BYTES, believed=False)
     except TooLarge as error:
         return f"larger than {error.most_bytes} bytes\n"
     return None if content is None else f"sha256 {hashlib.sha256(content).hexdigest()}\n"
@@ -89,8 +94,8 @@ class WriteFile(Step):
     def differences(self) -> list[Difference]:
         what, before = str(self.file.path), text_of(self.file.path)
         if before == self.file.content:
-            mode = self.file.path.stat().st_mode & 0o7777
-            return [state(what, f"mode {mode:04o}", f"mode {self.file.mode:04o}")]
+            about = self.file.path.stat()
+            return [state(what, _owned(about.st_uid, about.st_gid, about.st_mode), _owned(0, 0, self.file.mode))]
         return [Difference(what, before, self.file.content)]
 
     @classmethod
@@ -99,13 +104,17 @@ class WriteFile(Step):
             files.write(step.file.path, step.file.content, step.file.mode)
 
 
+def _owned(uid: int, gid: int, mode: int) -> str:
+    return f"mode {mode & 0o7777:04o}, user {uid}, group {gid}"
+
+
 def differs(file: File) -> bool:
     """Whether a file of the host is another than what is desired."""
     try:
         mode = file.path.stat().st_mode & 0o7777
     except (FileNotFoundError, NotADirectoryError):
         return True
-    return mode != file.mode or text_of(file.path) != file.content
+    return mode != file.mode or text_of(file.path) != file.content or trusted.weak_point(file.path) is not None
 
 
 def text_of(path: Path) -> Optional[str]:
@@ -114,7 +123,7 @@ def text_of(path: Path) -> Optional[str]:
     :raises NotAFile: if it is none: what is not ours is not replaced.
     """
     try:
-        return files.read_text(path)
+        return files.read_text(path, believed=False)
     except TooLarge as error:
         return f"(larger than {error.most_bytes} bytes)\n"
 

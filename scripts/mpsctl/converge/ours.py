@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Sequence
 
 from mpsctl.adapters import files, hardware
+from mpsctl.adapters.trusted import WeakPoint
 from mpsctl.converge.request import File
+from mpsctl.model import foreign, names
 from mpsctl.model.errors import Unreadable
 from mpsctl.model.places import FINGERPRINT
 
 DAEMON_PLACE = "@NVIDIA_CUDA_MPS_CONTROL@"
 """Stands in the unit's template where the path of this host's control daemon belongs."""
+
+UNIT, DOOR_SOCKET, DOOR_SERVICE = names.UNIT, names.DOOR_SOCKET, names.DOOR_SERVICE
+TIMER, HEALTH = names.TIMER, names.HEALTH
 
 USUAL_DAEMON = f"/usr/bin/{hardware.CONTROL_DAEMON}"
 """Shown where the daemon is yet to be installed."""
@@ -29,3 +35,12 @@ def with_binary(file: File) -> File:
     """The file with this host's daemon in it: distributions keep it in different places."""
     binary = hardware.binary(hardware.CONTROL_DAEMON) or USUAL_DAEMON
     return replace(file, content=file.content.replace(DAEMON_PLACE, str(binary)))
+
+
+def untrusted(weak: Sequence[WeakPoint]) -> str:
+    """Why a host is left as it is, in one line."""
+    places = " ".join(dict.fromkeys(foreign.pasted(str(one.place)) for one in weak))
+    return (
+        f"found {'; '.join(map(str, weak))}; expected what nobody but root can change; nothing was changed. See what is"
+        f" in it, then chown root:root {places} and chmod go-w {places}, or use another place"
+    )

@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Iterator, Optional, Sequence
 
-from mpsctl.converge import consent, ours, remains_steps
+from mpsctl.converge import consent, ours, policy_steps, remains_steps
 from mpsctl.converge.door_steps import OpenFrontDoor, TakeFrontDoorAway
 from mpsctl.converge.file_steps import InstallProgram, WriteFile, differs, masked
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
@@ -58,6 +58,7 @@ def steps(found: Situation, program: Optional[Path]) -> list[Step]:
     return [
         *InstallProgram.where_it_differs(found.world, program),
         *writes,
+        *policy_steps.steps(found.world, request.selinux_module),
         *enables,
         *_systemd_reload(found, writes, enables),
         *doors,

@@ -13,10 +13,11 @@ from typing import Iterator, Mapping, Optional, Sequence
 
 from mpsctl.adapters import hardware, systemd
 from mpsctl.checks import words
-from mpsctl.converge import consent, host_lock, ours, walk
+from mpsctl.converge import consent, host_lock, ours, policy_steps, walk
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.file_steps import RemovePartialFile
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
+from mpsctl.converge.policy_steps import UnloadPolicy
 from mpsctl.converge.remains_steps import RemoveFormerDirectory, RemoveTransport
 from mpsctl.converge.removal_steps import RemoveDirectory, RemoveFile, RemoveProgram, StopHelpers
 from mpsctl.converge.step import Occupied, Step, withhold
@@ -82,7 +83,8 @@ def _remove(world: World, on_clients: str, drain_timeout_s: int, answer: Answer)
     for path in found.foreign:
         answer.warn(f"{path} is not ours and stays")
     steps = _steps(found, on_clients, drain_timeout_s)
-    answer.error = _modes_would_be_lost(found)
+    weak = found.host.weak_points
+    answer.error = ours.untrusted(weak) if weak else _modes_would_be_lost(found)
     if answer.error:
         return
     try:
@@ -147,6 +149,7 @@ def _steps(found: _Found, on_clients: str, drain_timeout_s: int) -> list[Step]:
         *_modes(found, needs),
         *(RemoveFile(path, needs) for path in found.units),
         *_remains(found, needs),
+        *([UnloadPolicy(needs)] if policy_steps.record(world).exists() else []),
     ]
     directories = list(_directories(world, needs))
     program = [RemoveProgram(world.places.program, needs)] if world.places.program.exists() else []

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Optional, Sequence
 
-from mpsctl.adapters import hardware
+from mpsctl.adapters import hardware, trusted
+from mpsctl.adapters.trusted import WeakPoint
 from mpsctl.checks import words
 from mpsctl.checks.report import Report
 from mpsctl.converge import ours, plan, read_back, situation, walk
 from mpsctl.converge.answer import Answer
-from mpsctl.converge.file_steps import WriteFile
+from mpsctl.converge.file_steps import InstallProgram, WriteFile
 from mpsctl.converge.request import Request
 from mpsctl.converge.situation import Situation
 from mpsctl.converge.step import Step
@@ -57,6 +58,10 @@ def _plan_and_act(found: Situation, program: Optional[Path], answer: Answer) -> 
         answer.refused = rollback.refusal(steps)
     if answer.refused or (answer.missing and not answer.check):
         return
+    weak = _weak_points(found, steps)
+    if weak:
+        answer.error = ours.untrusted(weak)
+        return
     answer.instances = read_back.instances(found.report, found.desired.instances)
     _note(found, steps, answer)
     try:
@@ -72,6 +77,15 @@ def _plan_and_act(found: Situation, program: Optional[Path], answer: Answer) -> 
         blocked = walk.blocked(steps)
         if blocked:
             answer.error = "; ".join([*blocked, *([answer.error] if answer.error else [])])
+
+
+def _weak_points(found: Situation, steps: Sequence[Step]) -> list[WeakPoint]:
+    """Where others than root can change something, but for the files that these steps write anew."""
+    anew = {step.file.path for step in steps if isinstance(step, WriteFile)}
+    anew |= {step.place for step in steps if isinstance(step, InstallProgram)}
+    left = [step.moves_from for step in steps if isinstance(step, Restart) and step.moves_from is not None]
+    weak = [*found.host.weak_points, *(one for one in map(trusted.weak_point, left) if one is not None)]
+    return [one for one in weak if one.place not in anew]
 
 
 def _take(found: Situation, steps: Sequence[Step], answer: Answer) -> Report:

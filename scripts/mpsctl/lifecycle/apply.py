@@ -60,8 +60,10 @@ def apply(
         desired = Desired.of(instance, memory_of(running.devices, gpus))
         known = record.read(world, name, pid)
         if known is not None and known.limits_mib != desired.limits_mib:
-            # Should this break off halfway, the getters cannot tell how far it came: nothing old is believed then.
-            record.write(world, name, replace(known, limits_mib=()))
+            # Should this break off halfway, the getters cannot tell how far it came: nothing old is believed then. What
+            # is to be taken back stays on record until it is.
+            due = [had if mib is None else None for mib, had in zip(desired.limits_mib, known.limits_mib)]
+            record.write(world, name, replace(known, limits_mib=tuple(due)))
         changes += _put_in_force(world, instance, daemon, running.devices, desired, known)
         if tuple(device.uuid for device in served) == running.devices:
             changes += compute_modes.take(world, nvml, instance, served)
@@ -252,7 +254,7 @@ def _set_defaults(
     """The daemon's own log tells a default to the byte; it is read only where the getter's answer is too coarse."""
     due = values(desired, known)
     before = _read(daemon, due)
-    if any(not one.exact and list(lines) == [one.reads] for one, lines in zip(due, before)):
+    if any(not one.exact and list(lines) == one.lines for one, lines in zip(due, before)):
         log = _log(world, instance)
         due = values(desired, known, said=server_log.defaults(log, devices))
     return _set_and_read(daemon, due, "", before).changes
@@ -311,7 +313,7 @@ def _set_and_read(
     if _gone(server, after):
         return _Set()
     for (one, _), words, lines in zip(due, said, after):
-        if list(lines) != [one.reads]:
+        if list(lines) != one.lines:
             answer, reads = (foreign.shown(" / ".join(some)) or "nothing" for some in (words, lines))
             raise NotInForce(
                 f"{one.what}: desired {one.desired}, reads back {reads} after `{one.setter}` (it answered {answer})"

@@ -21,9 +21,20 @@ def take(world: World, nvml: Nvml, instance: Instance, devices: Sequence[Device]
     """Bring the GPUs into the desired compute mode; what was changed.
 
     The mode found before the first change is recorded once per GPU and never overwritten, so that removing
-    the instance can bring it back. The driver forgets the mode at every reboot.
+    the instance can bring it back. The driver forgets the mode at every reboot. Where the mode is no longer managed,
+    one of ours is taken back, once: from then on the GPU's mode is left as found.
     """
-    return [] if instance.compute_mode is None else _set(world, nvml, devices, instance.compute_mode)
+    if instance.compute_mode is not None:
+        return _set(world, nvml, devices, instance.compute_mode)
+    changes = []
+    for gpu in dict.fromkeys(device.gpu for device in devices):
+        mode = saved_compute_modes.to_bring_back(world, gpu)
+        if mode is not None:
+            nvml.set_compute_mode(gpu, mode)
+            changes.append(f"compute mode of {gpu}: {gpu.compute_mode} -> {mode}, as it is no longer managed")
+            world.say(changes[-1])
+        saved_compute_modes.forget(world, gpu)
+    return changes
 
 
 def close(world: World, nvml: Nvml, devices: Sequence[Device]) -> list[str]:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Optional
 
-from mpsctl.adapters import files, hardware, pipe, without_door
+from mpsctl.adapters import files, hardware, pipe, trusted, without_door
 from mpsctl.lifecycle import admit, compute_modes
 from mpsctl.model import foreign
 from mpsctl.model.checked_values import check_name
@@ -47,6 +47,7 @@ def condition(world: World, name: str) -> Optional[str]:
 def prepare(world: World, name: str) -> DaemonEnvironment:
     """Make everything ready for the daemon of an instance.
 
+    :raises Untrusted: if others than root can change its directories, or the daemon's program.
     :raises BadValue: if its file is refused or names a device that the host lacks.
     :raises NotReady: if the driver does not come up within the instance's bound, or another daemon serves
         its directory, or without a front door something of others lies there.
@@ -60,6 +61,11 @@ def prepare(world: World, name: str) -> DaemonEnvironment:
     instance = configuration.load(world, name)  # as it is now: it may have been written anew during the pause
     public, served = Path(instance.pipe_directory), world.places.daemon_directory(instance)
     admit.wait_for_start(world, instance)
+    configuration.check_place(instance)
+    programs = (hardware.binary(one) for one in (hardware.CONTROL_DAEMON, hardware.SERVER))
+    for path in (public, world.places.runtime(name), *programs):
+        if path is not None:
+            trusted.require(path)
     for pid in pipe.daemons_on(public, world.places.pipe(name)):
         raise NotReady(
             f"a control daemon (pid {pid}) that this unit did not start serves {public}; end its clients, then"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence
 
-from mpsctl.adapters import files
+from mpsctl.adapters import files, trusted
 from mpsctl.adapters.nvml import Nvml
 from mpsctl.checks import became_client
 from mpsctl.model import foreign, run_environment
@@ -84,6 +84,8 @@ def run(world: World, request: Request, inherited: Mapping[str, str]) -> int:
     _refuse_other_devices(world, instance, devices)
     if request.report is not None and not files.can_replace(request.report.absolute()):
         raise BadValue(f"--report {request.report}", "a file in a folder that can be written", "name another")
+    if request.report is not None:
+        trusted.require(request.report.absolute().parent)
     environment = run_environment.build(inherited, instance, devices, request.lower)
     environment.warnings += _refuse_what_cannot_fit(world, instance, devices, driver, request.lower)
     report = Report(instance.name, list(request.command), environment.given, environment.dropped, environment.warnings)

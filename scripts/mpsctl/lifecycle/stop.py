@@ -148,6 +148,7 @@ def restore_modes(world: World, instance: Instance) -> None:
 
 def _restore_compute_modes(world: World, nvml: Nvml, instance: Instance) -> None:
     if instance.compute_mode is None:
+        compute_modes.take(world, nvml, instance, configuration.resolve(instance, nvml.gpus()))
         return
     for device in configuration.resolve(instance, nvml.gpus()):
         compute_modes.restore(world, nvml, device.gpu, instance.compute_mode)

@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 
 from mpsctl.model import gpu as gpu_names
 from mpsctl.model.errors import BadValue
+from mpsctl.model.foreign import quoted, written
 from mpsctl.model.pattern import Pattern
 
 REPORT, TERMINATE, RESTART = "report", "terminate", "restart"
@@ -25,13 +26,30 @@ PUBLIC_DIRECTORY_MAX_BYTES = 74
 """The longest pipe directory of clients. Its sockets' names must fit a socket address, and release 0.2.0, which
 served a directory inside it, took no longer one."""
 
-_USER = Pattern(r"[a-z_][a-z0-9_.-]{0,31}|0|[1-9][0-9]{0,9}", re.IGNORECASE)
+_USER = Pattern(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}|0|[1-9][0-9]{0,9}")
+_MOST_OF_IDS = 4_294_967_293
+"""The two numbers above say "nobody" and "leave it" to the kernel and to NFS (chown(2))."""
 _NAME = Pattern(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
 _PATH = Pattern(r"(?:/[A-Za-z0-9_.-]+)+")
-_PACKAGE = Pattern(r"[A-Za-z0-9][A-Za-z0-9+._:=-]*")
+_PACKAGE = Pattern(r"[A-Za-z0-9][A-Za-z0-9+._:=-]{0,199}")
+_MOST_HOSTS = 99_999
 _HOSTS = Pattern(r"[1-9][0-9]{0,4}|(?:100|[1-9][0-9]?)%")
 _MOST_OF_REASON = 200
-_UNSAFE_ROOTS = ("/tmp", "/var/tmp", "/dev/shm", "/root")
+_CLEANED, _READ_ONLY = "emptied by cleaners and shared by everyone", "read-only for the daemon (ProtectSystem=)"
+_UNSAFE_ROOTS = {
+    **dict.fromkeys(("/tmp", "/var/tmp", "/dev/shm"), _CLEANED),
+    "/root": "closed to other users",
+    **dict.fromkeys(("/home", "/run/user"), "closed to the daemon (ProtectHome=)"),
+    **dict.fromkeys(("/etc", "/usr", "/boot", "/efi", "/bin", "/sbin", "/lib", "/lib32", "/lib64"), _READ_ONLY),
+    **dict.fromkeys(("/proc", "/sys", "/dev"), "the kernel's"),
+    **dict.fromkeys(
+        ("/run/mps-fleet", "/var/lib/mps-fleet", "/var/cache/mps-fleet"), "closed to others, for our records"
+    ),
+    "/run/systemd": "systemd's own",
+}
+"""Where no pipe directory can be, and why: the first that holds counts."""
+_SHARED_ROOTS = ("/run", "/var", "/var/run", "/var/lib", "/var/cache", "/var/log", "/opt", "/srv", "/mnt", "/media")
+"""What other programs have their folders in: an instance may have the name of one."""
 
 
 def check_name(name: object) -> str:
@@ -42,7 +60,7 @@ def check_name(name: object) -> str:
     if isinstance(name, str) and _NAME.fullmatch(name):
         return name
     raise BadValue(
-        f"the instance name {name!r}",
+        f"the instance name {quoted(name)}",
         "1 to 32 letters, digits, '_', '.' or '-', beginning with a letter or digit",
         "rename the instance",
         variable="mps_instances",
@@ -85,6 +103,10 @@ def check_pipe_root(text: object, longest_instance_name: str = "0") -> str:
     :raises BadValue: as check_pipe_directory, for the longest of the instances' names.
     """
     path = _check_path(text)
+    if path in _SHARED_ROOTS:
+        raise BadValue(
+            quoted(path), "a folder of its own: other programs have theirs there", f"write {path}/nvidia-mps"
+        )
     try:
         check_pipe_directory(f"{path}/{longest_instance_name}")
     except BadValue as error:
@@ -95,29 +117,33 @@ def check_pipe_root(text: object, longest_instance_name: str = "0") -> str:
 def _check_path(text: object) -> str:
     if not isinstance(text, str) or not _PATH.fullmatch(text) or str(PurePosixPath(text)) != text:
         raise BadValue(
-            repr(text), "an absolute path of letters, digits, '_', '.' and '-'", "write for example /run/nvidia-mps"
+            quoted(text), "an absolute path of letters, digits, '_', '.' and '-'", "write for example /run/nvidia-mps"
         )
     if any(part in (".", "..") for part in text.split("/")):
-        raise BadValue(repr(text), "a path without '.' and '..'", "write it out")
-    for root in _UNSAFE_ROOTS:
-        if text == root or text.startswith(root + "/"):
-            why = "closed to other users" if root == "/root" else "emptied by cleaners and shared by everyone"
-            raise BadValue(repr(text), f"a path outside {root}, which is {why}", "use /run/nvidia-mps")
+        raise BadValue(quoted(text), "a path without '.' and '..'", "write it out")
+    check_place(text)
     return text
+
+
+def check_place(path: str) -> None:
+    """:raises BadValue: for a path on which no pipe directory can be, whoever owns it."""
+    for root, why in _UNSAFE_ROOTS.items():
+        if path == root or path.startswith(root + "/"):
+            raise BadValue(quoted(path), f"a path outside {root}, which is {why}", "use /run/nvidia-mps")
 
 
 def check_compute_mode(text: object) -> str:
     """:raises BadValue: if it is neither ``exclusive_process`` nor ``default``."""
     if text in (gpu_names.EXCLUSIVE_PROCESS, gpu_names.DEFAULT):
         return str(text)
-    raise BadValue(repr(text), "exclusive_process or default (or nothing: not managed)", "write exclusive_process")
+    raise BadValue(quoted(text), "exclusive_process or default (or nothing: not managed)", "write exclusive_process")
 
 
 def check_when_down(text: object) -> str:
     """:raises BadValue: if it is neither ``restore`` nor ``prohibited``."""
     if text in (RESTORE, PROHIBITED):
         return str(text)
-    raise BadValue(repr(text), "restore or prohibited", "write restore")
+    raise BadValue(quoted(text), "restore or prohibited", "write restore")
 
 
 def check_yes_or_no(value: object) -> bool:
@@ -126,9 +152,9 @@ def check_yes_or_no(value: object) -> bool:
     :raises BadValue: otherwise.
     """
     words = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
-    known = words.get(str(value).lower())
+    known = words.get(written(value).lower()) if isinstance(value, (str, int)) else None
     if known is None:
-        raise BadValue(repr(value), "yes or no", "write no")
+        raise BadValue(quoted(value), "yes or no", "write no")
     return known
 
 
@@ -137,9 +163,7 @@ def check_server_user(value: object) -> str:
 
     :raises BadValue: if it is neither.
     """
-    if isinstance(value, bool) or not _USER.fullmatch(str(value)):
-        raise BadValue(repr(value), "a user's name or number", "write for example 1000")
-    return str(value)
+    return _check_account(value, "a user", "1000")
 
 
 def check_group(value: object) -> str:
@@ -147,9 +171,21 @@ def check_group(value: object) -> str:
 
     :raises BadValue: if it is neither.
     """
-    if isinstance(value, bool) or not _USER.fullmatch(str(value)):
-        raise BadValue(repr(value), "a group's name or number", "write for example video")
-    return str(value)
+    return _check_account(value, "a group", "video")
+
+
+def _check_account(value: object, kind: str, example: str) -> str:
+    text = written(value) if _is_text_or_int(value) else ""
+    if not _USER.fullmatch(text):
+        raise BadValue(quoted(value), f"{kind}'s name or number", f"write for example {example}")
+    if text.isdigit() and int(text) > _MOST_OF_IDS:
+        raise BadValue(quoted(value), f"{kind}'s number up to {_MOST_OF_IDS}", f"write for example {example}")
+    return text
+
+
+def _is_text_or_int(value: object) -> bool:
+    """A boolean is no number, and neither is a float a name: `.inf` would be one."""
+    return isinstance(value, (str, int)) and not isinstance(value, bool)
 
 
 def check_thread_percentage(value: object) -> float:
@@ -161,9 +197,9 @@ def check_thread_percentage(value: object) -> float:
     :raises BadValue: otherwise.
     """
     expected = "a number above 0 and up to 100 with at most one decimal"
-    text = str(value)
+    text = written(value)
     if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,3}(?:\.[0-9])?", text) or not 0 < float(text) <= 100:
-        raise BadValue(repr(value), expected, "write for example 50")
+        raise BadValue(quoted(value), expected, "write for example 50")
     return float(text)
 
 
@@ -172,8 +208,8 @@ def check_client_priority(value: object) -> int:
 
     :raises BadValue: otherwise.
     """
-    if isinstance(value, bool) or str(value) not in ("0", "1"):
-        raise BadValue(repr(value), "0 (normal) or 1 (below normal)", "write 0 or 1")
+    if not _is_text_or_int(value) or written(value) not in ("0", "1"):
+        raise BadValue(quoted(value), "0 (normal) or 1 (below normal)", "write 0 or 1")
     return int(str(value))
 
 
@@ -182,8 +218,8 @@ def check_expected_clients(value: object) -> int:
 
     :raises BadValue: otherwise.
     """
-    if isinstance(value, bool) or not re.fullmatch(r"[1-9][0-9]{0,3}", str(value)):
-        raise BadValue(repr(value), "a whole number of clients, at least 1", "write for example 8")
+    if not _is_text_or_int(value) or not re.fullmatch(r"[1-9][0-9]{0,3}", written(value)):
+        raise BadValue(quoted(value), "a whole number of clients, at least 1", "write for example 8")
     return int(str(value))
 
 
@@ -191,28 +227,28 @@ def check_limit_bypass(text: object) -> str:
     """:raises BadValue: if it is neither ``report`` nor ``terminate``."""
     if text in (REPORT, TERMINATE):
         return str(text)
-    raise BadValue(repr(text), "report or terminate", "write report")
+    raise BadValue(quoted(text), "report or terminate", "write report")
 
 
 def check_on_clients(text: object) -> str:
     """:raises BadValue: if it is neither ``refuse`` nor ``wait`` nor ``terminate``."""
     if text in (REFUSE, WAIT, TERMINATE):
         return str(text)
-    raise BadValue(repr(text), "refuse, wait or terminate", "write refuse")
+    raise BadValue(quoted(text), "refuse, wait or terminate", "write refuse")
 
 
 def check_distributed_jobs(text: object) -> str:
     """:raises BadValue: if it is none of ``ignore``, ``warn`` and ``fail``."""
     if text in (IGNORE, WARN, FAIL):
         return str(text)
-    raise BadValue(repr(text), "ignore, warn or fail", "write warn")
+    raise BadValue(quoted(text), "ignore, warn or fail", "write warn")
 
 
 def check_unresponsive_daemon(text: object) -> str:
     """:raises BadValue: if it is neither ``report`` nor ``restart``."""
     if text in (REPORT, RESTART):
         return str(text)
-    raise BadValue(repr(text), "report or restart", "write report")
+    raise BadValue(quoted(text), "report or restart", "write report")
 
 
 def check_timeout_s(value: object) -> int:
@@ -220,8 +256,8 @@ def check_timeout_s(value: object) -> int:
 
     :raises BadValue: otherwise.
     """
-    if isinstance(value, bool) or not re.fullmatch(r"[1-9][0-9]{0,3}", str(value)) or int(str(value)) > 3600:
-        raise BadValue(repr(value), "whole seconds from 1 to 3600", "write for example 90")
+    if not _is_text_or_int(value) or not re.fullmatch(r"[1-9][0-9]{0,3}", written(value)) or int(str(value)) > 3600:
+        raise BadValue(quoted(value), "whole seconds from 1 to 3600", "write for example 90")
     return int(str(value))
 
 
@@ -233,7 +269,7 @@ def check_reason(text: object) -> str:
     if isinstance(text, str) and len(text) <= _MOST_OF_REASON and (text.isprintable() or not text):
         return text
     expected = f"one line of at most {_MOST_OF_REASON} characters"
-    raise BadValue(repr(text)[:_MOST_OF_REASON], expected, "say in a few words why no client is let in")
+    raise BadValue(quoted(text), expected, "say in a few words why no client is let in")
 
 
 def check_package(value: object) -> object:
@@ -243,7 +279,7 @@ def check_package(value: object) -> object:
     """
     if isinstance(value, bool) or (isinstance(value, str) and _PACKAGE.fullmatch(value)):
         return value
-    raise BadValue(repr(value), "true, false or a package's name", "write false to install nothing")
+    raise BadValue(quoted(value), "true, false or a package's name", "write false to install nothing")
 
 
 def check_serial(value: object) -> object:
@@ -252,8 +288,8 @@ def check_serial(value: object) -> object:
     :raises BadValue: otherwise.
     """
     for size in value if isinstance(value, list) and value else [value]:
-        whole = isinstance(size, int) and not isinstance(size, bool) and size > 0
+        whole = isinstance(size, int) and not isinstance(size, bool) and 0 < size <= _MOST_HOSTS
         if not whole and not (isinstance(size, str) and _HOSTS.fullmatch(size)):
             expected = "a number of hosts, a percentage up to 100% or a list of these"
-            raise BadValue(repr(size), expected, 'write for example 5 or "20%"')
+            raise BadValue(quoted(size), expected, 'write for example 5 or "20%"')
     return value

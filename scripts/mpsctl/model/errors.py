@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Mapping, Optional
 
 from mpsctl.model import messages
+from mpsctl.model.foreign import pasted
 
 
 class MpsctlError(Exception):
@@ -72,6 +73,22 @@ class TooLarge(Unreadable):
     def __init__(self, path: str, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         super().__init__(path, f"is larger than {most_bytes} bytes", "a smaller file", "move it away")
+
+
+class Untrusted(Unreadable):
+    """On the way to a path lies something that others than root can change: ``place``, which ``why`` says of whom."""
+
+    exit_code = 3
+
+    def __init__(self, path: str, place: str, why: str) -> None:
+        self.place, self.why = place, why
+        way = "" if place == path else f", on the way to {path}"
+        super().__init__(
+            place,
+            f"{why}{way}",
+            "what nobody but root can change",
+            f"chown root:root {pasted(place)} and chmod go-w it once you know what is in it, or use another place",
+        )
 
 
 class NotReady(MpsctlError):

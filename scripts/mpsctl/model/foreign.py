@@ -41,6 +41,27 @@ def line(text: str) -> str:
     return text if text.isprintable() else "".join(map(_printable, text))
 
 
+def written(value: object) -> str:
+    """A value of a variable as text. Of an integer that Python refuses to write out (4,300 digits, 3.11) the size."""
+    try:
+        return str(value)
+    except (ValueError, RecursionError):
+        digits = f" of about {int(value.bit_length() * 0.30103) + 1:,} digits" if isinstance(value, int) else ""
+        return f"<{type(value).__name__}{digits}>"
+
+
+def quoted(value: object) -> str:
+    """A value of a variable for a sentence: as it was given, on one line, and cut."""
+    if value is None:
+        return "null"
+    if isinstance(value, (str, bytes, list, tuple, dict, set)):
+        try:
+            return shown(repr(value))
+        except (ValueError, RecursionError):
+            return f"a {type(value).__name__} with something in it that cannot be written out"
+    return shown(written(value))
+
+
 def pasted(text: str) -> str:
     """A foreign text as one word of a command that a person pastes into a POSIX shell: quoted where it must be.
 

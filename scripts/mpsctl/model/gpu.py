@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Optional, Sequence
 
 from mpsctl.model.errors import BadValue
+from mpsctl.model.foreign import quoted
 from mpsctl.model.pattern import Pattern
 
 EXCLUSIVE_PROCESS, DEFAULT, PROHIBITED = "exclusive_process", "default", "prohibited"
@@ -103,7 +104,7 @@ def check_reference(text: str) -> str:
     remedy = "see `mpsctl gpus` on the host for the names of its GPUs"
     if re.fullmatch(r"(?:GPU|MIG)-[0-9a-fA-F-]*", text):
         remedy = "write the UUID whole and in lower case, as `mpsctl gpus` prints it"
-    raise BadValue(repr(text), _EXPECTED, remedy)
+    raise BadValue(quoted(text), _EXPECTED, remedy)
 
 
 def pci_address(text: str) -> str:

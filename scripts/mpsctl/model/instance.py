@@ -8,6 +8,7 @@ from typing import Iterable, Optional
 from mpsctl.model import gpu as gpu_names
 from mpsctl.model.checked_values import PROHIBITED, REPORT, RESTORE, WARN
 from mpsctl.model.errors import BadValue
+from mpsctl.model.foreign import quoted
 from mpsctl.model.names import door_unit
 from mpsctl.model.quantity import Quantity
 from mpsctl.model.settings import VARIABLES
@@ -108,7 +109,7 @@ def check_group_is_judged(group: Optional[str], front_door: bool) -> None:
     if group is not None and not front_door:
         raise _refused(
             "Group",
-            f"{group!r} without the front door",
+            f"{quoted(group)} without the front door",
             "everyone: the front door alone judges who may connect",
             "set it to null, or mps_front_door to true",
         )

@@ -1,7 +1,7 @@
 """The file of an instance, ``/etc/mps/<instance>.conf``: how it is read and how it is written.
 
 The file is in systemd's own INI manner. ``%i`` in a value stands for the instance's name. A key that
-is absent is not managed: what it would set is left as found.
+is absent is not managed: what it had set is taken back, what others set is left as found.
 """
 
 from __future__ import annotations

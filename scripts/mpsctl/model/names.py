@@ -1,4 +1,4 @@
-"""The names of an instance's units. Cheap to import: whatever begins a look needs them first."""
+"""The names of our units. Cheap to import: whatever begins a look needs them first."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ TIMER, HEALTH = "mps-health.timer", "mps-health.service"
 UNIT_FILES = (UNIT, DOOR_SOCKET, DOOR_SERVICE, TIMER, HEALTH)
 
 DOOR_PREFIX = "mps-front-door@"
+
+UNIT = "mps-control@.service"
+DOOR_SOCKET, DOOR_SERVICE = f"{DOOR_PREFIX}.socket", f"{DOOR_PREFIX}.service"
+TIMER, HEALTH = "mps-health.timer", "mps-health.service"
+TEMPLATES = (UNIT, DOOR_SOCKET, DOOR_SERVICE, TIMER, HEALTH)
+"""All units of this project, by the names of their files."""
 
 
 def door_unit(name: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from mpsctl.model.errors import BadValue
+from mpsctl.model.foreign import quoted, written
 from mpsctl.model.pattern import Pattern
 
 _ABSOLUTE = Pattern(r"([1-9][0-9]{0,11})([MG])")
@@ -56,20 +57,20 @@ def parse(text: object) -> Quantity:
     :raises BadValue: for anything but the three forms, zero, more than 100 % or more than 16 TiB.
     """
     if not isinstance(text, str):
-        raise BadValue(repr(text), _EXPECTED, _suggestion(str(text)))
+        raise BadValue(quoted(text), _EXPECTED, _suggestion(written(text)))
     absolute = _ABSOLUTE.fullmatch(text)
     if absolute:
         mib = int(absolute[1]) * (1024 if absolute[2] == "G" else 1)
         if mib > MAX_MIB:
-            raise BadValue(repr(text), "at most 16 TiB, more than any GPU has", "write what one client may take")
+            raise BadValue(quoted(text), "at most 16 TiB, more than any GPU has", "write what one client may take")
         return Quantity(text, mib=mib)
     percent = _PERCENT.fullmatch(text)
     if percent:
         share = _shifted(percent[1], 3)
         if 0 < share <= 100_000:
             return Quantity(text, thousandths_percent=share)
-        raise BadValue(repr(text), "a percentage above 0 and up to 100", "write for example 20%")
-    raise BadValue(repr(text), _EXPECTED, _suggestion(text))
+        raise BadValue(quoted(text), "a percentage above 0 and up to 100", "write for example 20%")
+    raise BadValue(quoted(text), _EXPECTED, _suggestion(text))
 
 
 def _shifted(number: str, places: int) -> int:

@@ -326,6 +326,15 @@ SETTINGS: tuple[Setting, ...] = (
         null_refused=True,
     ),
     Setting(
+        "mps_selinux_module",
+        "bool",
+        False,
+        "Whether hosts with SELinux load a module that lets confined clients (containers, confined users) reach the"
+        " front door.",
+        checked.check_yes_or_no,
+        null_refused=True,
+    ),
+    Setting(
         "mps_serial",
         "raw",
         "100%",

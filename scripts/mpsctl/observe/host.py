@@ -12,12 +12,13 @@ from typing import Callable, Iterable, Iterator, Mapping, Optional, Sequence
 from mpsctl.adapters import files, hardware, procfs, systemd
 from mpsctl.adapters.background import Background
 from mpsctl.adapters.bounded import Call
+from mpsctl.adapters.trusted import WeakPoint
 from mpsctl.model.daemon_environment import DEFAULT_PIPE_DIRECTORY
 from mpsctl.model.errors import BadValue, MpsctlError, NotReady
 from mpsctl.model.instance import Instance
 from mpsctl.model.names import door_unit
 from mpsctl.model.places import FINGERPRINT, Places
-from mpsctl.observe import daemons, gpus, instance, remains, units
+from mpsctl.observe import daemons, gpus, instance, remains, units, ways
 from mpsctl.observe.asked import HEALTH_TIMER, Asked, unit_of, units_of
 from mpsctl.observe.daemons import MpsProcesses
 from mpsctl.observe.door_facts import UnitFacts
@@ -100,6 +101,8 @@ class HostFacts:
     remains: Optional[Remains] = None
     """what interrupted runs left; None: not looked at"""
     default_directories: list[LeftBehind] = field(default_factory=list)
+    weak_points: list[WeakPoint] = field(default_factory=list)
+    """where others than root can change what root reads, writes, runs or deletes"""
     managers: Optional[Managers] = None
     """who else manages MPS here; None: not looked at"""
     boot: Optional[list[str]] = None
@@ -176,6 +179,7 @@ def look(
     found.default_directories = list(_default_directories(world))
     if deep:
         found.remains = remains.look(world, public_in_use(world, found))
+    found.weak_points = ways.weak_points(world.places, every.values())
     if beside is not None:
         with suppress(NotReady):
             found.managers, found.boot = beside.answer()

@@ -96,7 +96,7 @@ def _desired_of_server(common: OfDaemon, server: Server, log: DaemonLog) -> list
 
 
 def _unproven(desired: Sequence[DesiredValue], answers: Sequence[Sequence[str]]) -> bool:
-    return any(not one.certain and list(lines) == [one.reads] for one, lines in zip(desired, answers))
+    return any(not one.certain and list(lines) == one.lines for one, lines in zip(desired, answers))
 
 
 def _settle(common: OfDaemon, found: InstanceFacts) -> bool:

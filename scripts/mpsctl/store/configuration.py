@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Optional, Sequence
 
-from mpsctl.adapters import files, procfs
+from mpsctl.adapters import files, mounts, procfs
 from mpsctl.model import gpu as gpu_names
 from mpsctl.model.checked_values import check_name
+from mpsctl.model.checked_values import check_place as check_place_of
 from mpsctl.model.errors import BadValue, NoRight
 from mpsctl.model.gpu import Device, Gpu
 from mpsctl.model.instance import Instance
@@ -76,6 +78,29 @@ def gid_of(instance: Instance) -> Optional[int]:
     if gid is None:
         raise _refused("Group", f"the group {instance.group!r}", "a group of this host", "make it, or name another")
     return gid
+
+
+def check_place(instance: Instance) -> None:
+    """What only the host can tell of an instance's pipe directory: where it leads, and on which file system it lies.
+
+    :raises BadValue: if no daemon or front door could have its sockets there.
+    """
+    public = Path(instance.pipe_directory)
+    mount = mounts.under(public)
+    why = mounts.why_no_sockets(mount) if mount is not None else None
+    if mount is not None and why is not None:
+        raise _refused(
+            "PipeDirectory", f"{public} on {mount.place}, which is {why}", "this host's own", "use /run/nvidia-mps"
+        )
+    real = os.path.realpath(public)
+    if real != str(public):
+        try:
+            check_place_of(real)
+        except BadValue as error:
+            raise _refused("PipeDirectory", f"{public}, which leads to {real}", error.expected, error.remedy) from None
+    no_folder = next((one for one in (public, *public.parents) if os.path.lexists(one) and not one.is_dir()), None)
+    if no_folder is not None:
+        raise _refused("PipeDirectory", f"{no_folder}, which is no folder", "a folder, or nothing", "move it away")
 
 
 def resolve(instance: Instance, gpus: Sequence[Gpu]) -> tuple[Device, ...]:

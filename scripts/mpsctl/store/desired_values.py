@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Mapping, Optional, Sequence
+from typing import Iterator, Mapping, Optional, Sequence
 
 from mpsctl.model import quantity
 from mpsctl.model.errors import NotReady
@@ -74,6 +74,11 @@ class DesiredValue:
     said_bytes: Optional[int] = None
 
     @property
+    def lines(self) -> list[str]:
+        """What the getter prints once it is in force: nothing where there is no limit."""
+        return [self.reads] if self.reads else []
+
+    @property
     def what(self) -> str:
         """Its name for people."""
         return self.kind if self.ordinal is None else f"{self.kind} of device {self.ordinal}"
@@ -87,7 +92,7 @@ class DesiredValue:
 
     def in_force(self, lines: Sequence[str]) -> bool:
         """Whether what the getter printed proves the value."""
-        return self.certain and list(lines) == [self.reads]
+        return self.certain and list(lines) == self.lines
 
 
 def values(
@@ -96,10 +101,12 @@ def values(
     """What is to be set and read, for the defaults or for one server by its pid.
 
     ``said`` holds the limits in bytes as the server's own log has them, or the daemon's for its defaults; no record
-    outweighs it.
+    outweighs it. What is not managed any more and was set by us, by the record, is taken back: so a daemon that runs
+    has what one has that starts anew. What others set is left.
     """
     scope, pid = ("", f"{server} ") if server else ("default_", "")
-    found = [
+    found = [] if known is None else list(_taken_back(desired, known, scope, pid, bool(server)))
+    found += [
         _memory_limit(ordinal, mib, known, scope, pid, said[ordinal] if ordinal < len(said) else None)
         for ordinal, mib in enumerate(desired.limits_mib)
         if mib is not None
@@ -127,6 +134,37 @@ def values(
             )
         )
     return found
+
+
+def _taken_back(desired: Desired, known: InForce, scope: str, pid: str, of_server: bool) -> Iterator[DesiredValue]:
+    """0G takes a memory limit away (control daemons 535, 550, 555; driver 580); the others go back to where a daemon
+    begins."""
+    for ordinal, (mib, had) in enumerate(zip(desired.limits_mib, known.limits_mib)):
+        if mib is None and had is not None:
+            yield DesiredValue(
+                MEMORY_LIMIT,
+                getter=f"get_{scope}device_pinned_mem_limit {pid}{ordinal}",
+                setter=f"set_{scope}device_pinned_mem_limit {pid}{ordinal} 0G",
+                desired="no limit, as it is no longer managed",
+                reads="",
+                ordinal=ordinal,
+            )
+    if desired.thread_percentage is None and known.thread_percentage is not None:
+        yield DesiredValue(
+            THREAD_PERCENTAGE,
+            getter=f"get_{scope}active_thread_percentage {pid}".rstrip(),
+            setter=f"set_{scope}active_thread_percentage {pid}100",
+            desired="100 %, as it is no longer managed",
+            reads="100.0",
+        )
+    if desired.client_priority is None and known.client_priority is not None and not of_server:
+        yield DesiredValue(
+            CLIENT_PRIORITY,
+            getter="get_default_client_priority",
+            setter="set_default_client_priority 0",
+            desired="0, as it is no longer managed",
+            reads="0",
+        )
 
 
 def _memory_limit(

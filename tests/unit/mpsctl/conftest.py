@@ -18,7 +18,7 @@ from converging import Fleet
 from door import Door
 from fakes import FakeDaemon, Host, h200
 from judging import UNIT, serve
-from mpsctl.adapters import hardware, log_fifo, procfs
+from mpsctl.adapters import hardware, log_fifo, procfs, trusted
 from mpsctl.causes import apple_gpu
 from mpsctl.model import messages
 from mpsctl.store import world as worlds
@@ -60,6 +60,12 @@ def bounded_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     """Bounded calls run in this process, but for tests that are marked ``forks``."""
     if not request.node.get_closest_marker("forks"):
         in_process.use(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def ways_begin_here(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest's own folders lie in /tmp, where no way of root's leads: below them a way begins with them."""
+    monkeypatch.setattr(trusted, "START", tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(autouse=True)

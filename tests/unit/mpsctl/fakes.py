@@ -8,6 +8,7 @@ server only when that starts.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import socket
@@ -224,6 +225,22 @@ def shown(limit: int) -> list[str]:
     if not limit:
         return []
     return [f"{limit >> 30}G" if limit >= 1 << 30 else f"{limit >> 20}M"]
+
+
+def made_as_by_a_daemon(path: Path) -> None:
+    """One of the things that a control daemon makes in its directory, by its name, where it is not there yet."""
+    if path.exists():
+        return
+    if path.name.startswith("control") and path.name != "control_lock":
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(path.parent, os.O_PATH)  # its own name may be too long for an address
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as made:
+            made.bind(f"/proc/self/fd/{folder}/{path.name}")
+        os.close(folder)
+    elif path.name == "log":
+        os.mkfifo(path)
+    else:
+        path.touch()
 
 
 class FakeDaemon:
@@ -583,7 +600,7 @@ class Host:
         daemon.on_start_server = lambda uid: self._start_server(daemon, environment["CUDA_VISIBLE_DEVICES"], uid)
         served = Path(environment["CUDA_MPS_PIPE_DIRECTORY"])
         for name, mode in DAEMON_FILES.items():
-            (served / name).touch()
+            made_as_by_a_daemon(served / name)
             (served / name).chmod(mode)
         self.daemons[Path(environment["CUDA_MPS_PIPE_DIRECTORY"])] = daemon
         return daemon

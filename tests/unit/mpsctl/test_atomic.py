@@ -136,10 +136,10 @@ def test_a_limit_that_was_not_managed_is_taken_away_again(host: Host) -> None:
     assert [server.limits.get("0", 0) for server in servers] == [0, 0]
 
 
-def test_null_is_left_as_found(fleet: Fleet) -> None:
+def test_a_null_takes_the_limit_back(fleet: Fleet) -> None:
     answer = fleet.change(DeviceMemoryLimit=None)
     assert (answer.error, answer.changed) == (None, True)
-    assert fleet.host.running().limits == {"0": 4096 * MIB}
+    assert fleet.host.running().limits == {"0": 0}
 
 
 def test_a_host_that_cannot_be_put_back_says_why(fleet: Fleet) -> None:

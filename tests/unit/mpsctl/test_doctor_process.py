@@ -10,9 +10,9 @@ import pytest
 from consulting import SERVER, ask, find, hold, join, names, outsider, run, their_daemon, variables
 from fakes import FakeDaemon, Host, uuid
 from mpsctl.adapters import procfs, unix_peers
-from mpsctl.adapters.unix_peers import Peers
 from mpsctl.lifecycle import apply
 from mpsctl.model.errors import BadValue
+from mpsctl.model.peers import Peers
 from mpsctl.store import drains
 from mpsctl.store.admission import WAITING
 

@@ -8,8 +8,8 @@ import pytest
 
 from mpsctl.adapters.control_daemon import NotServed, Stopped, Unreachable
 from mpsctl.adapters.nvml import Hanging, VersionMismatch
-from mpsctl.adapters.unix_peers import Peers
 from mpsctl.model.errors import BadValue, MpsctlError, NoRight, NotAFile, NotInForce, NotReady, TooLarge, Unreadable
+from mpsctl.model.peers import Peers
 
 ERRORS = [
     BadValue("a", "b", "c", "Key", "mps_variable"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes import Host
+from fakes import Host, made_as_by_a_daemon
 from mpsctl.adapters import files, pipe, procfs
 from mpsctl.model.errors import NotAFile
 
@@ -73,17 +73,19 @@ def test_what_is_ours_of_a_public_directory_goes_and_nothing_else(host: Host) ->
     pipe.remove_public(public)
 
 
-def test_only_directories_with_a_name_of_our_form_that_no_daemon_serves_are_removed(
+def test_only_directories_of_daemons_that_no_daemon_serves_are_removed(
     public: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, kept = public / ".abcdefghijk", public / ".ABCDEFGHIJK"
     for directory in (ours, kept):
         directory.mkdir(parents=True)
+        made_as_by_a_daemon(directory / "control_privileged")
     monkeypatch.setattr("mpsctl.adapters.control_daemon.daemons", lambda: iter([77]))
     monkeypatch.setattr(procfs, "environment", lambda pid: {pipe.VARIABLE: str(kept)})
     monkeypatch.setattr(procfs, "is_roots", lambda pid: True)
     for name in (".short", "visible12345", ".a-longer-name-than-ours"):
         (public / name).mkdir()
+        made_as_by_a_daemon(public / name / "control_privileged")
     (public / ".file1234567").write_text("")
     (public / ".link1234567").symlink_to("/")
     pipe.remove_former(public)

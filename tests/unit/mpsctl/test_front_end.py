@@ -15,7 +15,7 @@ from fakes import FakeDaemon, Host
 from mpsctl.adapters import control_daemon as control
 from mpsctl.adapters import locks, procfs, unix_peers
 from mpsctl.adapters.control_daemon import FrontEnd, NotServed, Server, Unreachable
-from mpsctl.adapters.unix_peers import Peers
+from mpsctl.model.peers import Peers
 
 COMMANDS = st.sampled_from(
     [

@@ -106,6 +106,18 @@ def test_a_pipe_root_is_measured_with_the_longest_of_the_instances_names() -> No
         ("/dev/shm/mps", "emptied by cleaners"),
         ("/root/mps", "closed to other users"),
         ("/root", "closed to other users"),
+        ("/home/somebody/mps", "ProtectHome="),
+        ("/run/user/1000/mps", "ProtectHome="),
+        ("/etc/mps", "ProtectSystem="),
+        ("/usr/local/mps", "ProtectSystem="),
+        ("/boot", "ProtectSystem="),
+        ("/lib/mps", "ProtectSystem="),
+        ("/proc/mps", "the kernel's"),
+        ("/sys/fs/cgroup/mps", "the kernel's"),
+        ("/dev/mps", "the kernel's"),
+        ("/run/mps-fleet", "our records"),
+        ("/var/lib/mps-fleet/pipes", "our records"),
+        ("/run/systemd/mps", "systemd's own"),
     ],
 )
 def test_places_that_are_cleaned_shared_or_closed_are_refused(path: str, why: str) -> None:
@@ -113,9 +125,20 @@ def test_places_that_are_cleaned_shared_or_closed_are_refused(path: str, why: st
         check_pipe_directory(path)
 
 
-@pytest.mark.parametrize("path", ["/run/nvidia-mps/0", "/tmpfs/mps", "/rooted", "/var/lib/mps.d/a_b-c", "/mps"])
+@pytest.mark.parametrize(
+    "path",
+    ["/run/nvidia-mps/0", "/tmpfs/mps", "/rooted", "/var/lib/mps.d/a_b-c", "/mps", "/etcetera/mps", "/homes/mps"],
+)
 def test_other_places_are_taken(path: str) -> None:
     assert check_pipe_directory(path) == path
+
+
+@pytest.mark.parametrize("path", ["/run", "/var", "/var/lib", "/srv", "/opt", "/mnt"])
+def test_a_pipe_root_is_no_folder_that_others_have_theirs_in(path: str) -> None:
+    """Else an instance named `lib` would have /var/lib."""
+    with pytest.raises(BadValue, match=f"write {path}/nvidia-mps"):
+        check_pipe_root(path)
+    assert check_pipe_root(f"{path}/nvidia-mps") == f"{path}/nvidia-mps"
 
 
 @pytest.mark.parametrize(

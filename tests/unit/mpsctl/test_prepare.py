@@ -8,7 +8,7 @@ from typing import Optional
 
 import pytest
 
-from fakes import Host, h200, split_by_mig, uuid
+from fakes import Host, h200, made_as_by_a_daemon, split_by_mig, uuid
 from mpsctl.adapters import hardware
 from mpsctl.lifecycle import prepare
 from mpsctl.model.errors import BadValue, NotInForce, NotReady
@@ -207,11 +207,19 @@ def test_what_the_daemon_made_is_roots_alone_before_its_servers_may_pass(host: H
 
 def test_directories_of_release_0_2_0_are_removed_and_nothing_else(host: Host) -> None:
     public = host.desired()
-    for name in (".not-ours", "data", ".abcdefghijk"):
+    kept = {".not-ours", "data", ".mydata12345", ".abcdefghijl", ".onlyempty12"}
+    for name in (*kept, ".abcdefghijk"):
         (public / name).mkdir(parents=True)
     (public / ".hidden-file").write_text("kept")
+    (public / ".mydata12345" / "thesis.tex").write_text("years of work")
+    for name in (".abcdefghijk", ".abcdefghijl"):
+        for made in ("control", "log", "control_lock"):
+            made_as_by_a_daemon(public / name / made)
+    (public / ".abcdefghijl" / "notes").write_text("beside what a daemon made")
     prepare.prepare(host.world, "0")
-    assert {path.name for path in public.iterdir()} == {".not-ours", "data", ".hidden-file"}
+    assert {path.name for path in public.iterdir()} == kept | {".hidden-file"}
+    assert {path.name for path in (public / ".abcdefghijl").iterdir()} == {"control", "log", "control_lock", "notes"}
+    assert (public / ".mydata12345" / "thesis.tex").read_text() == "years of work"
 
 
 def test_the_door_is_closed_from_the_first_moment_of_a_start(host: Host) -> None:

@@ -1,9 +1,8 @@
 #!/usr/bin/python3 -IS
 """A stand-in for mpsctl on a "host" that is a folder: it answers the request of the role and keeps its state there.
 
-The folder is the one that holds the program, or Ansible's temporary directory where the program travelled. In it lie
-``state.json`` (what was converged last), ``behaviour.json`` (what a test wants the answer to be) and ``calls`` (what
-was asked).
+The folder is the one that FAKE_HOST names. In it lie ``state.json`` (what was converged last), ``behaviour.json`` (what
+a test wants the answer to be) and ``calls`` (what was asked).
 """
 
 import json
@@ -17,9 +16,7 @@ BUILD = "fake-build"
 
 def main() -> int:
     program = pathlib.Path(sys.argv[0])
-    sent = os.environ.get("MPSCTL_TRANSPORT")
-    near = pathlib.Path(sent) if sent else program
-    place = next(parent for parent in near.parents if (parent / "host").exists())
+    place = pathlib.Path(os.environ["FAKE_HOST"])
     check = "--check" in sys.argv
     request = json.load(sys.stdin)
     with (place / "calls").open("a") as calls:

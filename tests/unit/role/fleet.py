@@ -75,6 +75,16 @@ class Fleet:
         path = self.root / name / "calls"
         return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
 
+    def _python(self, name: str) -> str:
+        """A host's Python, which tells the fake program where its host is: it travels into memory."""
+        if not Path(self.python).exists():
+            return self.python
+        place = self.root / "pythons" / name
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(f'#!/bin/sh\nFAKE_HOST={self.root}/{name} exec {self.python} "$@"\n')
+        place.chmod(0o755)
+        return str(place)
+
     def play(
         self,
         *arguments: str,
@@ -88,11 +98,11 @@ class Fleet:
         group = {
             "ansible_connection": "local",
             "ansible_become": False,
-            "ansible_python_interpreter": self.python,
             "ansible_remote_tmp": f"{self.root}/{{{{ inventory_hostname }}}}/tmp",
             **(variables or {}),
         }
-        inventory.write_text(yaml.safe_dump({"gpu-nodes": {"hosts": self.hosts, "vars": group}}))
+        hosts = {name: {"ansible_python_interpreter": self._python(name), **own} for name, own in self.hosts.items()}
+        inventory.write_text(yaml.safe_dump({"gpu-nodes": {"hosts": hosts, "vars": group}}))
         record.unlink(missing_ok=True)
         given: dict[str, Any] = {"_mps_program": f"{self.root}/{{{{ inventory_hostname }}}}/mpsctl", **(extra or {})}
         if fake:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from mps_role import transport
+from mps_role import project, transport
 
 ANSWER = json.dumps({"format": 2, "changed": False})
 
@@ -32,10 +34,15 @@ def test_an_error_is_an_answer() -> None:
 
 
 def _carry(tmp_path: Path, program: bytes, request: bytes) -> subprocess.CompletedProcess[bytes]:
-    base = tmp_path / "remote tmp"
-    command = transport.bootstrap_command(len(program), str(base), sys.executable, transport.reconcile(check=True))
-    done = subprocess.run(["/bin/sh", "-c", command], input=program + request, capture_output=True, check=False)
-    assert not base.exists()
+    command = transport.bootstrap_command(
+        len(program), str(tmp_path / "remote tmp"), sys.executable, transport.reconcile(check=True)
+    )
+    tmp_path.mkdir(exist_ok=True)
+    shared = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PATH": os.defpath}
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], input=program + request, capture_output=True, check=False, env=shared, cwd=tmp_path
+    )
+    assert list(tmp_path.iterdir()) == [], "it lay in a folder"
     return done
 
 
@@ -46,13 +53,11 @@ def test_the_program_takes_its_bytes_and_leaves_the_request(tmp_path: Path) -> N
     assert done.returncode == 5
 
 
-def test_a_program_that_does_not_arrive_whole_is_not_run(tmp_path: Path) -> None:
-    base = tmp_path / "tmp"
-    command = transport.bootstrap_command(100, str(base), sys.executable, transport.reconcile(check=True))
+def test_a_program_that_does_not_arrive_whole_is_not_run() -> None:
+    command = transport.bootstrap_command(100, "/tmp", sys.executable, transport.reconcile(check=True))
     done = subprocess.run(["/bin/sh", "-c", command], input=b"print(1)", capture_output=True, check=False)
     assert done.returncode == 1
     assert b"did not arrive whole" in done.stderr
-    assert not base.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -88,6 +93,22 @@ def test_the_program_can_be_read_from_where_it_runs(tmp_path: Path) -> None:
     command = transport.bootstrap_command(len(data), str(tmp_path / "tmp"), sys.executable, [])
     done = subprocess.run(["/bin/sh", "-c", command], input=data, capture_output=True, check=True)
     assert done.stdout.decode() == f"late {len(data)}\n"
+
+
+def test_the_real_program_runs_from_memory_with_its_children(tmp_path: Path) -> None:
+    """Its modules, its own file for an installation, and a child that is another Python."""
+    built = tmp_path / "mpsctl"
+    builder = project.PROJECT / "scripts/build_mpsctl.py"
+    subprocess.run([sys.executable, builder, built], check=True, capture_output=True)
+    child = "import mpsctl.adapters.cuda as c, subprocess, sys; from mpsctl.cli.reconcile import _own_file as own;"
+    child += "code = c.program('cuda'); code[3] = code[3].replace('; cuda.child()', '; print(cuda.__name__)');"
+    child += "print(own().read_bytes() == sys.stdin.buffer.read()); print(subprocess.check_output(code).decode())"
+    entry = f"import sys\nsys.path.insert(0, sys.argv[0])\n{child}\n"
+    with zipfile.ZipFile(built, "a") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the second entry of that name, which counts
+        archive.writestr("__main__.py", entry)
+    done = _carry(tmp_path / "empty", built.read_bytes(), built.read_bytes())
+    assert done.stdout.split() == [b"True", b"mpsctl.adapters.cuda"], done.stderr
 
 
 def test_the_command_for_a_host_without_the_program(tmp_path: Path) -> None:

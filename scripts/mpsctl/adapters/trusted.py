@@ -1,0 +1,115 @@
+"""Whether anybody but root can change what a path leads to: the one place that judges a path.
+
+Everything that root reads, writes, runs or deletes is judged here, by owners and modes of every folder on the way. A
+name says nothing: who can write in a folder can put another thing under any name in it. A folder like /tmp, in which
+everyone can make files, counts as everyone's, sticky or not.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+from mpsctl.adapters import procfs
+from mpsctl.model.errors import Untrusted
+
+START = Path("/")
+"""Where the way begins; tests have theirs in a folder of their own."""
+
+_ROOT = 0
+_MOST_LINKS = 40
+"""As the kernel has it."""
+_ACL = "system.posix_acl_access"
+
+
+@dataclass(frozen=True)
+class WeakPoint:
+    """``place`` is on the way to ``path``; ``why`` says who can change it, in a few words behind "which"."""
+
+    path: Path
+    place: Path
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.place}, which {self.why}" + ("" if self.place == self.path else f", on the way to {self.path}")
+
+
+def weak_point(path: Path) -> Optional[WeakPoint]:
+    """The first thing on the way to a path, itself included, that others than root can change, or None.
+
+    Links are followed, and where they lead is judged alike. What does not exist yet is nobody's.
+    """
+    path = path if path.is_absolute() else Path.cwd() / path
+    place, left = _begin(path)
+    links = 0
+    why = _why_weak(place, place.lstat())
+    while why is None and left:
+        part = left.pop()
+        if part == "..":
+            place = place.parent
+            continue
+        place = place / part
+        try:
+            about = place.lstat()
+            why = _why_weak(place, about)
+            if why is None and stat.S_ISLNK(about.st_mode):
+                links += 1
+                place, left = _behind(place, left)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except PermissionError:  # a user who looks sees no further, which says nothing of what is there
+            return WeakPoint(path, place, "root itself may not look at") if os.geteuid() == _ROOT else None
+        except OSError as error:
+            why = f"cannot be looked at ({error.strerror})"
+        if links > _MOST_LINKS:  # it leads to nothing, as who opens it is told
+            return None
+    return None if why is None else WeakPoint(path, place, why)
+
+
+def require(path: Path) -> None:
+    """Refuse a path on which others can change something, where root asks: what a user does is his own risk.
+
+    :raises Untrusted: naming what they can change, and whose it is.
+    """
+    if os.geteuid() != _ROOT:
+        return
+    weak = weak_point(path)
+    if weak is not None:
+        raise Untrusted(str(weak.path), str(weak.place), weak.why)
+
+
+def _begin(path: Path) -> tuple[Path, list[str]]:
+    """Where the way to an absolute path begins, and its other parts, the next one last."""
+    begin = START if path.is_relative_to(START) else Path("/")
+    return begin, list(reversed(path.relative_to(begin).parts))
+
+
+def _behind(link: Path, left: list[str]) -> tuple[Path, list[str]]:
+    """Where the way goes on behind a link."""
+    target = Path(os.readlink(link))
+    if target.is_absolute():
+        begin, parts = _begin(target)
+        return begin, left + parts
+    return link.parent, left + list(reversed(target.parts))
+
+
+def _why_weak(place: Path, about: os.stat_result) -> Optional[str]:
+    mode = about.st_mode
+    if about.st_uid != _ROOT:
+        name = procfs.user(about.st_uid)
+        return f"belongs to user {about.st_uid}" + (f" ({name})" if name else "")
+    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):  # whoever may write to a socket or a link changes none
+        return None
+    if mode & stat.S_IWOTH:
+        return "everyone can write to"
+    if mode & stat.S_IWGRP:
+        if about.st_gid != _ROOT:
+            return f"the group {about.st_gid} can write to"
+        with suppress(OSError):
+            if os.getxattr(place, _ACL, follow_symlinks=False):  # the mode's bits for the group are its mask then
+                return "others can write to by its access control list"
+    return None
