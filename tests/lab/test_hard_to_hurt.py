@@ -83,6 +83,14 @@ def test_what_keeps_the_program_from_judging_is_a_failure_that_is_tried_again(ho
     until(lambda: host.meets(directory=f"{PUBLIC}/1") == IN, f"{how}: clients come in")
 
 
+def test_a_look_without_the_program_fails_and_is_not_skipped(host: DoorHost) -> None:
+    host.run(f"mv {PROGRAM} {PROGRAM}.away; systemctl start mps-health.service", check=False)
+    try:
+        assert shown(host, "mps-health.service")["ActiveState"] == "failed"
+    finally:
+        host.run(f"mv {PROGRAM}.away {PROGRAM}; systemctl reset-failed mps-health.service")
+
+
 def modes(host: DoorHost) -> list[str]:
     found = json.loads(host.run("mpsctl gpus --json"))
     return [gpu["compute_mode"] for gpu in found["gpus"]]

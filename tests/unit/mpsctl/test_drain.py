@@ -225,9 +225,9 @@ def test_a_drain_that_begins_while_the_door_is_opened_wins(
 ) -> None:
     write = admission.write
 
-    def interrupted(places: Places, instance: str, told: Admission) -> bool:
+    def interrupted(places: Places, instance: str, told: Admission, bound_s: float) -> bool:
         drains.mark(host.world, "0")
-        return write(places, instance, told)
+        return write(places, instance, told, bound_s)
 
     monkeypatch.setattr(admission, "write", interrupted)
     apply.apply(host.world, "0", daemon.pid)
