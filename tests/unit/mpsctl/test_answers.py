@@ -154,7 +154,7 @@ def test_version(mpsctl: Shell) -> None:
 
 
 def test_apply_says_what_it_changed(mpsctl: Shell, running: Host) -> None:
-    running.desired(DeviceMemoryLimit="6G", ActiveThreadPercentage=50)
+    running.desired(DeviceMemoryLimit="6G", ActiveThreadPercentage=50, ComputeMode="exclusive_process")
     pid = running.running().pid
     assert mpsctl("apply", "0", main_pid=pid) == 0
     assert mpsctl.out.splitlines() == [
