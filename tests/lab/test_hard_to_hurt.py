@@ -83,6 +83,17 @@ def test_what_keeps_the_program_from_judging_is_a_failure_that_is_tried_again(ho
     until(lambda: host.meets(directory=f"{PUBLIC}/1") == IN, f"{how}: clients come in")
 
 
+def test_a_host_without_the_daemon_is_skipped_with_success_and_not_tried_again(host: DoorHost) -> None:
+    binary = "/usr/bin/nvidia-cuda-mps-control"
+    host.run(f"systemctl stop {UNIT}; mv {binary} {binary}.away")
+    try:
+        host.run(f"systemctl start {UNIT}")
+        assert shown(host) == {"ActiveState": "inactive", "Result": "exec-condition", "NRestarts": "0"}
+    finally:
+        host.run(f"mv {binary}.away {binary}; systemctl start {UNIT}")
+    assert host.meets(directory=f"{PUBLIC}/1") == IN
+
+
 def test_a_look_without_the_program_fails_and_is_not_skipped(host: DoorHost) -> None:
     host.run(f"mv {PROGRAM} {PROGRAM}.away; systemctl start mps-health.service", check=False)
     try:
