@@ -22,6 +22,7 @@ from mpsctl.model.settings import BY_KEY, SETTINGS, Setting
 from mpsctl.store import configuration
 from shell import Shell
 
+pytestmark = pytest.mark.wording
 HUGE = 10**5000
 HUGE_ONES = st.sampled_from([1, -1]).map(lambda sign: sign * HUGE)
 """Mapped: a strategy that names one cannot be written out."""
