@@ -10,10 +10,13 @@ _NOT_TO_BE_EXECUTED = 8  # MFD_NOEXEC_SEAL: a host may ask for it (vm.memfd_noex
 
 
 def _memory() -> int:
+    create = getattr(os, "memfd_create", None)  # a Python that was built for an old C library has none
+    if create is None:
+        return os.open("/run", os.O_TMPFILE | os.O_RDWR, 0o600)  # in memory as well, and without a name
     try:
-        return os.memfd_create("mpsctl", _NOT_TO_BE_EXECUTED)
+        return int(create("mpsctl", _NOT_TO_BE_EXECUTED))
     except OSError:
-        return os.memfd_create("mpsctl", 0)
+        return int(create("mpsctl", 0))
 
 
 left, program = int(sys.argv[1]), _memory()

@@ -143,9 +143,11 @@ def compute_mode(view: View) -> Finding:
 
 
 def _left_from_before(view: View, device: Device) -> Optional[str]:
-    """The saved compute mode of a GPU that is still in one of ours, or None."""
+    """The saved compute mode of a GPU that is still in one that we set, or None."""
     saved, mode = view.host.saved_modes.get(device.gpu.uuid), device.gpu.compute_mode
-    return saved if saved != mode and mode in (EXCLUSIVE_PROCESS, PROHIBITED) else None
+    if device.gpu.uuid not in view.host.modes_set or saved in (mode, PROHIBITED):
+        return None
+    return saved if mode in (EXCLUSIVE_PROCESS, PROHIBITED) else None
 
 
 @judgement(verbs=VERIFY_ONLY)

@@ -108,7 +108,7 @@ def without_limit(one: ClientFacts) -> Optional[str]:
         devices = ", ".join(map(str, one.without))
         why = f"its server had no limit for device {devices} when it connected"
         if not one.began_here:
-            why = f"it began with a server that has ended, and came to this one without a limit for device {devices}"
+            why = f"it began with another server, and came to this one without a limit for device {devices}"
         lines.append(f"{why} ({one.since})")
     return "; ".join(lines) or None
 

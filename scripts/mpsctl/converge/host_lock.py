@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Iterator
 
 from mpsctl.adapters import bytecode, files, locks, procfs
-from mpsctl.model.errors import NotReady, Unreadable
+from mpsctl.model.errors import MpsctlError, NotReady, Unreadable
+from mpsctl.store import admission, record
 from mpsctl.store.world import World
 
 BOUND_S = 180
@@ -41,6 +42,9 @@ def taken(world: World) -> Iterator[None]:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         os.set_inheritable(descriptor, True)
+        for name in record.instances(world):
+            with suppress(OSError, MpsctlError):  # what cannot be written stays as it is, and is told by a check
+                admission.settle(world.places, name)
         yield
     finally:
         path.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from mpsctl.converge.file_steps import remove_empty, text_of
 from mpsctl.converge.step import Context, Occupied, Step
 from mpsctl.converge.unit_steps import give_back_modes, take_door_away, withhold_where_somebody_came
 from mpsctl.lifecycle import stop
+from mpsctl.model.errors import Untrusted
 from mpsctl.model.gpu import Gpu
 from mpsctl.model.instance import Instance
 from mpsctl.observe.door_facts import UnitFacts
@@ -152,7 +153,10 @@ class StopAndRemoveInstance(Step):
         for one in dict.fromkeys(
             [*([public] if public is not None else []), *public_directories.read(world, self.name)]
         ):
-            tidy(one, world.places.pipe(self.name))
+            try:
+                tidy(one, world.places.pipe(self.name))
+            except Untrusted as error:  # it is not ours alone any more, and stays; the rest goes
+                world.say(str(error))
             public_directories.forget(world, self.name, one)
         front_door_notes.forget(world.places, self.name)
         admission.forget(world.places, self.name)

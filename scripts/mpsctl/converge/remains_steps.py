@@ -10,6 +10,7 @@ from mpsctl.adapters import pipe
 from mpsctl.converge.answer import Difference, state
 from mpsctl.converge.file_steps import RemovePartialFile, remove_empty
 from mpsctl.converge.step import Context, Step
+from mpsctl.model.errors import Untrusted
 from mpsctl.observe import remains
 from mpsctl.observe.remains import Remains
 from mpsctl.store import public_directories
@@ -37,8 +38,11 @@ class RemoveFormerDirectory(Step):
         for step in steps:
             if pipe.daemons_on(step.path):
                 continue
-            pipe.remove_public(step.path)
-            remove_empty(step.path.parent)
+            try:
+                pipe.remove_public(step.path)
+                remove_empty(step.path.parent)
+            except Untrusted as error:  # it is not ours alone any more, and stays; the rest of the run does not wait
+                context.world.say(str(error))
             public_directories.forget(context.world, step.of, step.path)
 
 

@@ -62,7 +62,7 @@ class Notebook:
                 del self._waiting[visitor.number]
             self._order()
 
-    def lets_in(self, visitor: Visitor, daemon: ServedDaemon, server: Seen) -> None:
+    def lets_in(self, visitor: Visitor, daemon: ServedDaemon, server: Seen) -> LetIn:
         """Note that a visitor is passed on; on disk before the daemon hears of it. Where the disk takes no more, it is
         passed on all the same."""
         key = (visitor.pid, visitor.started_at)
@@ -73,11 +73,13 @@ class Notebook:
             with suppress(OSError):
                 front_door_notes.add(self._world.places, self._instance, noted)
         self._order()
+        return noted
 
-    def did_not_let_in(self, visitor: Visitor) -> None:
-        """What ``lets_in`` noted did not come about."""
+    def did_not_let_in(self, noted: LetIn) -> None:
+        """What ``lets_in`` noted did not come about; another connection of the process may have come in since."""
         with self._lock:
-            self._let_in.pop((visitor.pid, visitor.started_at), None)
+            if self._let_in.get((noted.pid, noted.started_at)) is noted:
+                del self._let_in[noted.pid, noted.started_at]
         self._order()
 
     def noted(self, visitor: Visitor) -> Optional[LetIn]:
@@ -91,8 +93,10 @@ class Notebook:
     def arriving(self, daemon: ServedDaemon) -> frozenset[int]:
         """The users of processes that were let in a moment ago and live: their server may not list them yet."""
         oldest_s = self._world.now_s() - ARRIVING_S
+        with self._lock:  # the scribe forgets who has ended meanwhile
+            let_in = list(self._let_in.values())
         found = set()
-        for noted in reversed(self._let_in.values()):
+        for noted in reversed(let_in):
             if noted.at_s < oldest_s:
                 break
             if noted.daemon_pid == daemon.pid and procfs.started_at(noted.pid) == noted.started_at:

@@ -32,13 +32,15 @@ _JOURNAL_AGAIN_S = 0.05
 @dataclass
 class _Before:
     """One visitor before the door. ``member_of`` is the group that it was found to be in, ``why`` what it waits for
-    or passes with. ``server`` is whose it becomes, and ``is_first`` whether its process was not let in before."""
+    or passes with. ``server`` is whose it becomes, ``noted`` what was noted of that, and ``is_first`` whether its
+    process was not let in before."""
 
     client: Client
     since_s: float
     member_of: Optional[int] = None
     why: str = ""
     server: Optional[Seen] = None
+    noted: Optional[front_door_notes.LetIn] = None
     is_first: bool = False
 
 
@@ -102,9 +104,7 @@ class InstanceJudge:
         if noted is not None and self._is_lost(noted, daemon):
             return _without_its_server(noted)
         if admission is not None and daemon is not None and noted is not None:
-            later = self._judge_later(visitor, daemon, admission)
-            if later is not None:
-                return later
+            return self._judge_later(visitor, noted, daemon, admission)
         if isinstance(view.barred, Refuse):
             return view.barred
         if admission is not None and not _may(visitor, admission.gid, before):
@@ -120,18 +120,18 @@ class InstanceJudge:
         """Whether the server that a process was let in to has ended, or is not one of the daemon that serves now."""
         return not noted.server_lives or (daemon is not None and not self._notebook.is_of(noted, daemon))
 
-    def _judge_later(self, visitor: Visitor, daemon: ServedDaemon, admission: Admission) -> Optional[Verdict]:
+    def _judge_later(
+        self, visitor: Visitor, noted: front_door_notes.LetIn, daemon: ServedDaemon, admission: Admission
+    ) -> Verdict:
         """What becomes of a later connection of a process that was let in before: it comes in to its server, also
-        while nobody new does. None where that is not ready: it is judged like anybody."""
+        while nobody new does, and to no other. It waits while that is not ready."""
         suspicion = self._jam.why(daemon)
         if suspicion is not None:
             return Wait(suspicion)
         want = replace(self._want(visitor, daemon, admission), start=False)
-        if self._readiness.server(want) is not None:
+        if self._readiness.server(want, noted) is not None:
             return LetIn(daemon)
-        if self._readiness.has_looked(daemon):
-            return None
-        return Wait(self._readiness.why_not(want) or words.SERVER_STARTING)
+        return Wait(self._readiness.why_not(want) or words.SERVER_NOT_READY)
 
     def _meets(self, visitor: Visitor, daemon: ServedDaemon, admission: Admission) -> Verdict:
         """What a visitor meets that may come in: its daemon, those who came before it, its server."""
@@ -161,11 +161,8 @@ class InstanceJudge:
         noted = None if before.is_first else self._notebook.noted(visitor)
         if noted is None and (view.barred is not None or not _may(visitor, view.admission.gid, before)):
             return False
-        before.server = self._readiness.server(self._want(visitor, daemon, view.admission))
-        if before.server is None or noted is None:
-            return before.server is not None
-        its_own = (noted.server_pid, noted.server_started_at) == (before.server.pid, before.server.started_at)
-        return its_own and not self._is_lost(noted, daemon)
+        before.server = self._readiness.server(self._want(visitor, daemon, view.admission), noted)
+        return before.server is not None and (noted is None or not self._is_lost(noted, daemon))
 
     # -- what became of it
 
@@ -174,7 +171,7 @@ class InstanceJudge:
         before = self._before[visitor.number]
         before.is_first = before.is_first or self._notebook.noted(visitor) is None
         if before.server is not None:  # ``still`` said so
-            self._notebook.lets_in(visitor, daemon, before.server)
+            before.noted = self._notebook.lets_in(visitor, daemon, before.server)
 
     def passed(self, visitor: Visitor, waited_s: float) -> None:
         self._telling.end(visitor.number)
@@ -225,8 +222,8 @@ class InstanceJudge:
         before = self._before.pop(visitor.number, None)
         self._queue.leave(visitor.number, visitor.uid)
         self._notebook.waits_no_more(visitor)
-        if before is not None and before.is_first:
-            self._notebook.did_not_let_in(visitor)
+        if before is not None and before.is_first and before.noted is not None:
+            self._notebook.did_not_let_in(before.noted)
         return before or _Before(Client(visitor.pid, visitor.uid, _unit(visitor.pid)), self._world.now_s())
 
 
@@ -247,10 +244,11 @@ def _may(visitor: Visitor, gid: Optional[int], before: _Before) -> bool:
 def _without_its_server(noted: front_door_notes.LetIn) -> Refuse:
     """A process keeps from its first connection what its server told it of limits. Through another server its next
     context would have no memory limit (driver 580, H200: 36 of 2,299 clients that a storm of kills let through so)."""
+    ended = "has ended" if not noted.server_lives else "is none of the control daemon that serves now"
     return Refuse(
         words.SERVER_ENDED,
-        f"the server (pid {noted.server_pid}) that the process began with has ended, and through another one it would"
-        " work without its limits; start the process anew",
+        f"the server (pid {noted.server_pid}) that the process began with {ended}, and through another one it would"
+        " work without a limit; start the process anew",
     )
 
 

@@ -19,6 +19,7 @@ from mpsctl.front_door.worker import Worker
 from mpsctl.model.errors import NotReady
 from mpsctl.store import admission
 from mpsctl.store.admission import ServedDaemon
+from mpsctl.store.front_door_notes import LetIn
 from mpsctl.store.world import World
 
 _HOLDS_S = 1.0
@@ -27,6 +28,8 @@ _START_S, _PAUSE_S = 30.0, 5.0
 """What a start may take, and what passes before the next try."""
 _POLLS_S = (0.02, 0.03, 0.05, 0.08, 0.13, 0.2)
 _SLOW_S = 0.25
+_START_SESSION_S = 2.0
+"""The admission is held meanwhile."""
 _ASK_AGAIN_S = 1.0
 """The daemon may have refused a start, without a word, while another user's server lived."""
 ROOT = 0
@@ -91,15 +94,15 @@ class Readiness:
         self._worker.look("servers", partial(self._work, want), 0.0 if last is None or at_once else last.next_s)
         return words.SERVER_STARTING if last is None or at_once else last.why or words.SERVER_STARTING
 
-    def has_looked(self, daemon: ServedDaemon) -> bool:
-        return self._last is not None and self._last.daemon == daemon
-
-    def server(self, want: Want) -> Optional[Seen]:
-        """The server that was seen ready last, where it still lives."""
+    def server(self, want: Want, noted: Optional[LetIn] = None) -> Optional[Seen]:
+        """A server that was seen ready last, where it still lives; of a process that was let in (``noted``) its own."""
         last = self._last
         if last is None or last.daemon != want.daemon:
             return None
-        return next((one for one in last.servers if _serves(want, one)), None)
+        fit = [one for one in last.servers if _serves(want, one)]
+        if noted is not None:
+            fit = [one for one in fit if (one.pid, one.started_at) == (noted.server_pid, noted.server_started_at)]
+        return fit[0] if fit else None
 
     # -- in the worker
 
@@ -165,7 +168,7 @@ class Readiness:
             found = admission.read(self._world.places, self._instance)
             if found is None or found.daemon != want.daemon or not want.daemon.lives:
                 raise NotReady(f"the control daemon (pid {want.daemon.pid}) has ended")
-            self._talk(want).ask([f"start_server -uid {want.uid}"], servers.SESSION_S)
+            self._talk(want).ask([f"start_server -uid {want.uid}"], _START_SESSION_S)
         finally:
             held.close()
         return True

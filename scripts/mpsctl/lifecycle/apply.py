@@ -11,6 +11,7 @@ then can a client find the daemon.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Optional, Sequence
 
@@ -59,11 +60,8 @@ def apply(
         served = configuration.resolve(instance, gpus)
         desired = Desired.of(instance, memory_of(running.devices, gpus))
         known = record.read(world, name, pid)
-        if known is not None and known.limits_mib != desired.limits_mib:
-            # Should this break off halfway, the getters cannot tell how far it came: nothing old is believed then. What
-            # is to be taken back stays on record until it is.
-            due = [had if mib is None else None for mib, had in zip(desired.limits_mib, known.limits_mib)]
-            record.write(world, name, replace(known, limits_mib=tuple(due)))
+        if known is not None and _begun(known, desired) != known:
+            record.write(world, name, _begun(known, desired))
         changes += _put_in_force(world, instance, daemon, running.devices, desired, known)
         if tuple(device.uuid for device in served) == running.devices:
             changes += compute_modes.take(world, nvml, instance, served)
@@ -81,6 +79,19 @@ def apply(
     if drained is not None:
         world.say(f"drained since {drained.since}: no client is let in before `mpsctl undrain {instance.name}`")
     return changes
+
+
+def _begun(known: InForce, desired: Desired) -> InForce:
+    """What is on record while values are set. Should that break off halfway, the getters cannot tell how far it came:
+    no limit that differs is believed then (0 is none that is ever desired), and what may be ours can be taken back."""
+    pairs = zip_longest(desired.limits_mib, known.limits_mib)
+    percentage, priority = desired.thread_percentage, desired.client_priority
+    return replace(
+        known,
+        limits_mib=tuple(had if mib in (None, had) else 0 for mib, had in pairs),
+        thread_percentage=known.thread_percentage if percentage is None else percentage,
+        client_priority=known.client_priority if priority is None else priority,
+    )
 
 
 def _close_directory(world: World, instance: Instance, running: DaemonEnvironment, pid: int) -> list[str]:

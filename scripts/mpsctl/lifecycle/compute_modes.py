@@ -22,14 +22,15 @@ def take(world: World, nvml: Nvml, instance: Instance, devices: Sequence[Device]
 
     The mode found before the first change is recorded once per GPU and never overwritten, so that removing
     the instance can bring it back. The driver forgets the mode at every reboot. Where the mode is no longer managed,
-    one of ours is taken back, once: from then on the GPU's mode is left as found.
+    one that we set since boot is taken back, once: from then on the GPU's mode is left as found. Prohibited is not
+    brought back: the daemon is to serve.
     """
     if instance.compute_mode is not None:
         return _set(world, nvml, devices, instance.compute_mode)
     changes = []
     for gpu in dict.fromkeys(device.gpu for device in devices):
         mode = saved_compute_modes.to_bring_back(world, gpu)
-        if mode is not None:
+        if mode is not None and mode != PROHIBITED and saved_compute_modes.was_set(world, gpu.uuid):
             nvml.set_compute_mode(gpu, mode)
             changes.append(f"compute mode of {gpu}: {gpu.compute_mode} -> {mode}, as it is no longer managed")
             world.say(changes[-1])
@@ -49,6 +50,7 @@ def _set(world: World, nvml: Nvml, devices: Sequence[Device], mode: str) -> list
             continue
         saved_compute_modes.record(world, device.gpu)
         nvml.set_compute_mode(device.gpu, mode)
+        saved_compute_modes.note_set(world, device.gpu.uuid)
         changes.append(f"compute mode of {device.gpu}: {device.gpu.compute_mode} -> {mode}")
         world.say(changes[-1])
     return changes

@@ -107,8 +107,8 @@ def _look_after_daemon(world: World, desired: Instance, found: InstanceFacts, gp
         return []
     started_at = procfs.started_at(pid)
     wanted = desired.unresponsive_daemon == RESTART
-    if found.jammed and _nobody_is_hurt(found, gpus):
-        why = "it is jammed, NVML lists no client, and nobody who was let in is alive"
+    if _is_noted(found) and _nobody_is_hurt(found, gpus):
+        why = "the front door found it jammed, NVML lists no client, and nobody who was let in is alive"
         return [_end_daemon(world, desired, pid, why)]
     untold = found.answer.holders_untold if found.answer.kind == facts.NOT_SERVED else ""
     if untold:
@@ -131,6 +131,13 @@ def _end_daemon(world: World, desired: Instance, pid: int, why: str) -> Action:
     unresponsive.forget(world, desired.name)
     line = f"the control daemon (pid {pid}) was ended with SIGKILL: {why}; systemd starts it again"
     return Action(DAEMON_ENDED, pid, line)
+
+
+def _is_noted(found: InstanceFacts) -> bool:
+    """Whether the front door found this daemon jammed: it has let nobody in since. One that this look alone takes for
+    jammed may let clients in by now."""
+    noted = found.door.notes.jammed if found.door is not None else None
+    return found.jammed and noted is not None and noted.daemon_pid == found.pid
 
 
 def _nobody_is_hurt(found: InstanceFacts, gpus: GpuFacts) -> bool:

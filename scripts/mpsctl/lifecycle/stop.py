@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Optional
+from typing import Iterator, Optional
 
 from mpsctl.adapters import files, pipe, procfs, without_door
 from mpsctl.adapters.control_daemon import Bounded, Daemon
@@ -72,9 +72,16 @@ def stop(world: World, name: str, main_pid: Optional[int]) -> bool:
 
 def _close(world: World, name: str, refuse: bool, bound_s: float) -> None:
     """Whatever becomes of the front door: the stop goes on."""
-    try:
+    with _said(world):
         admit.close_for_end(world, name, refuse, bound_s=bound_s)
-    except admission.Stuck as error:
+
+
+@contextmanager
+def _said(world: World) -> Iterator[None]:
+    """What fails is said, and what follows is done all the same: a stop gives back what it can."""
+    try:
+        yield
+    except (MpsctlError, OSError) as error:
         world.say(str(error))
 
 
@@ -104,13 +111,15 @@ def release(world: World, name: str) -> None:
     _close(world, name, False, _GRACE_S)
     public = Path(instance.pipe_directory)
     if not pipe.daemons_on(public):  # the next start may be of a daemon behind a front door, or without one
-        without_door.leave(public, for_door=instance.front_door)
+        with _said(world):
+            without_door.leave(public, for_door=instance.front_door)
     if instance.when_down == PROHIBITED:
         _close_gpus(world, instance)
     if world.systemd.job(instance.unit) == "stop":
         with suppress(admission.Stuck):  # which was said
             admit.refuse_all(world, name)
-        _forget(world, instance)
+        with _said(world):
+            _forget(world, instance)
         if instance.when_down != PROHIBITED:
             restore_modes(world, instance)
 

@@ -72,7 +72,8 @@ class HostFacts:
 
     ``every`` are the desired instances of all its files, ``refused`` the files that are refused, by name.
 
-    ``saved_modes`` are the compute modes from before the first start, by the UUID of each GPU that is on record.
+    ``saved_modes`` are the compute modes from before the first start, by the UUID of each GPU that is on record;
+    ``modes_set`` are those GPUs whose mode we set since boot.
     ``timer`` is the unit of the look each minute, ``ours_installed`` whether this project's unit is on the host.
     """
 
@@ -84,6 +85,7 @@ class HostFacts:
     instances: dict[str, InstanceFacts] = field(default_factory=dict)
     systemd_unread: Optional[Unread] = None
     saved_modes: dict[str, str] = field(default_factory=dict)
+    modes_set: frozenset[str] = frozenset()
     timer: Optional[UnitFacts] = None
     doors: dict[str, UnitFacts] = field(default_factory=dict)
     """the front doors' socket units, by instance"""
@@ -185,6 +187,7 @@ def look(
             found.managers, found.boot = beside.answer()
     with suppress(OSError):
         found.saved_modes = saved_compute_modes.all_recorded(world)
+        found.modes_set = frozenset(uuid for uuid in found.saved_modes if saved_compute_modes.was_set(world, uuid))
     around = Surroundings(found.gpus, found.processes, whole_journal=deep)
     looks = _looks(world, found, list(dict.fromkeys(wanted)), isolated, around)
     if isolated:

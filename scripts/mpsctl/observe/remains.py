@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Collection, Iterable, Iterator
 
-from mpsctl.adapters import files, procfs
+from mpsctl.adapters import files, procfs, trusted
 from mpsctl.model.errors import NotAFile
 from mpsctl.model.names import UNIT_FILES
 from mpsctl.model.places import FINGERPRINT
@@ -53,7 +53,10 @@ def look(world: World, in_use: Collection[Path]) -> Remains:
 
 
 def _stays(path: Path, in_use: Collection[Path]) -> bool:
-    return path not in in_use and path.is_dir() and not path.is_symlink()
+    try:
+        return path not in in_use and path.is_dir() and not path.is_symlink()
+    except OSError:  # it may lie where this user sees nothing, or a file system's server is gone
+        return False
 
 
 def _partial_files(world: World) -> Iterator[Path]:
@@ -89,6 +92,8 @@ def _begins(path: Path, mark: bytes) -> bool:
 
 def _transports(world: World) -> Iterator[Path]:
     for base in dict.fromkeys(_bases(world)):
+        if trusted.weak_point(base) is not None:
+            continue  # whoever owns it could swap what lies there while it is removed
         with suppress(OSError):
             yield from sorted(path for path in base.glob(f"{_TRANSPORT}*") if is_transport(path))
 
@@ -120,7 +125,11 @@ def is_transport(path: Path) -> bool:
 
 
 def remove_transport(path: Path) -> None:
-    """Remove such a folder, as long as it is one."""
+    """Remove such a folder, as long as it is one.
+
+    :raises Untrusted: if others can change what is on the way to it.
+    """
+    trusted.require(path.parent)
     if is_transport(path):
         (path / _PROGRAM).unlink(missing_ok=True)
         path.rmdir()

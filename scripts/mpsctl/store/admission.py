@@ -32,7 +32,7 @@ OPEN, WAITING, CLOSED = "open", "waiting", "closed"
 STATES = (OPEN, WAITING, CLOSED)
 DEFAULT_WAIT_S = 60
 BOUND_S = 30
-"""Within which who is being passed on is through or given up: the daemon's greeting and answer take 15 s at most."""
+"""Within which who is being passed on is through or given up: the daemon's greeting and answer take 16 s at most."""
 _ENTRY, _INSIDE = ".entry.lock", ".lock"
 
 
@@ -91,6 +91,14 @@ def in_force(places: Places, found: Admission) -> Admission:
     if found.for_run and not locks.is_taken(places.host_lock):
         return replace(found, state=OPEN, why="", for_run=False)
     return found
+
+
+def settle(places: Places, instance: str) -> None:
+    """By the run that has the host lock now: what an earlier one closed, and was killed, is open, and not closed again
+    for as long as this one takes."""
+    found = stored(places, instance)
+    if found is not None and found.for_run:
+        write(places, instance, replace(found, state=OPEN, why="", for_run=False))
 
 
 def stored(places: Places, instance: str) -> Optional[Admission]:
@@ -194,8 +202,8 @@ def _take(descriptor: int, kind: int, instance: str, end_s: float) -> None:
         Background(partial(fcntl.flock, descriptor, kind)).result(max(0.0, end_s - time.monotonic()))
     except TimeoutError:  # the caller closes the file: a lock that is given later is given back at once
         raise Stuck(
-            f"the front door of {instance} has been passing a client on for too long: its service may be stopped;"
-            f" `systemctl kill -s KILL {door_service(instance)}` ends that"
+            f"the front door of {instance} does not let go of its admission: its service may be stopped (see"
+            f" `systemctl status {door_service(instance)}`); in state T, `systemctl kill -s KILL` of it ends that"
         ) from None
 
 

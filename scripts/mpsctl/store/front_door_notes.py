@@ -74,8 +74,8 @@ def path(places: Places, instance: str) -> Path:
 
 def read(places: Places, instance: str) -> Notes:
     """What was written last; nothing where it cannot be read. Who has ended meanwhile is left out."""
+    added = tuple(_added(places, instance))  # first: from there they move into the file
     found = remembered.load(path(places, instance))
-    added = tuple(_added(places, instance))
     try:
         waiting = tuple(Waits(**one) for one in found["waiting"])
         let_in = tuple(LetIn(**one) for one in found["let_in"])
@@ -83,7 +83,8 @@ def read(places: Places, instance: str) -> Notes:
         notes = Notes(waiting, let_in, jammed, found["greeting"], found["unknown_greeting"])
     except (TypeError, KeyError):
         notes = Notes()
-    let_in = tuple({(one.pid, one.started_at): one for one in (*notes.let_in, *added)}.values())
+    every = sorted((*notes.let_in, *added), key=lambda one: one.at_s)
+    let_in = tuple({(one.pid, one.started_at): one for one in every}.values())
     return Notes(
         tuple(one for one in notes.waiting if procfs.alive(one.pid)),
         tuple(one for one in let_in if procfs.started_at(one.pid) == one.started_at),
@@ -100,7 +101,7 @@ def add(places: Places, instance: str, one: LetIn) -> None:
     """
     descriptor = os.open(_added_path(places, instance), _APPEND, 0o600)
     try:
-        os.write(descriptor, json.dumps(asdict(one)).encode() + b"\n")
+        os.write(descriptor, b"\n" + json.dumps(asdict(one)).encode() + b"\n")  # behind one that was cut short
     finally:
         os.close(descriptor)
 
@@ -139,7 +140,7 @@ def _former_path(places: Places, instance: str) -> Path:
 
 
 def _added(places: Places, instance: str) -> Iterator[LetIn]:
-    for one in (_former_path, _added_path):
+    for one in (_added_path, _former_path):
         with suppress(OSError, MpsctlError):
             for line in (files.read_text(one(places, instance)) or "").splitlines():
                 with suppress(ValueError, TypeError):  # the last one of a door that was killed may be cut short

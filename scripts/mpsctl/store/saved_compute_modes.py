@@ -49,6 +49,21 @@ def to_bring_back(world: World, gpu: Gpu) -> Optional[str]:
 def forget(world: World, gpu: Gpu) -> None:
     """For a GPU that is ours no longer: whoever sets its mode from now on is left alone."""
     files.remove(directory(world) / gpu.uuid)
+    files.remove(_mark(world, gpu.uuid))
+
+
+def note_set(world: World, uuid: str) -> None:
+    """Note that we set a GPU's mode; gone at a reboot, at which the driver forgets the mode."""
+    files.write(_mark(world, uuid), "", lasting=False)
+
+
+def was_set(world: World, uuid: str) -> bool:
+    """Whether we set a GPU's mode since boot. One that somebody else may have set is left to him."""
+    return _mark(world, uuid).is_file()
+
+
+def _mark(world: World, uuid: str) -> Path:
+    return world.places.runtime(f"compute-mode-was-set-{uuid}")
 
 
 def had_by(world: World, names: Iterable[str], gpus: Sequence[Gpu]) -> set[str]:
@@ -87,5 +102,8 @@ def recorded(world: World) -> set[str]:
 
 def all_recorded(world: World) -> dict[str, str]:
     """The modes from before the first start, by the UUID of each GPU whose mode is on record."""
-    found = {uuid: files.read_text(directory(world) / uuid) for uuid in recorded(world)}
-    return {uuid: text.strip() for uuid, text in found.items() if text}
+    found: dict[str, str] = {}
+    for uuid in recorded(world):
+        with suppress(OSError, Unreadable):  # a look tells others' folders by a check of its own
+            found[uuid] = (files.read_text(directory(world) / uuid) or "").strip()
+    return {uuid: mode for uuid, mode in found.items() if mode}

@@ -6,12 +6,15 @@ server has no memory limit, and 8 multiprocessors (driver 580, H200: 36 of 2,299
 
 from __future__ import annotations
 
-from typing import Callable
+from pathlib import Path
+from typing import Callable, Optional
 
 import pytest
 
 from door import BOB, Door
+from mpsctl.adapters import procfs
 from mpsctl.front_door.judge import LetIn, Refuse, Visitor, Wait
+from mpsctl.store import front_door_notes, remembered
 
 ENDED = "refused: server-ended"
 
@@ -100,6 +103,85 @@ def test_the_same_server_lets_it_in_again(door: Door) -> None:
     for _ in range(3):
         door.come_in(again(door, known))
     assert [one["MPS_EVENT"] for one in door.entries()] == ["let-in"]
+
+
+def test_it_waits_for_its_own_server_where_another_one_is_ready(door: Door) -> None:
+    known = door.come_in(door.visitor())
+    (own,) = door.daemon.servers
+    door.daemon.servers[own].state = "FAULT"
+    door.start_server(0)
+    door.host.clock.pass_by(2)
+    door.come_in(door.visitor())  # the other one serves him
+    assert isinstance(door.settled(again(door, known), within_s=1), Wait)
+    door.end_server(own)
+    assert door.word(again(door, known)) == ENDED
+
+
+def test_one_look_that_failed_keeps_nobody_out_of_his_server_in_a_drain(door: Door) -> None:
+    known = door.come_in(door.visitor())
+    door.host.clock.pass_by(2)
+    door.daemon.not_served = True
+    assert isinstance(door.settled(door.visitor(), within_s=1), Wait)
+    door.daemon.not_served = False
+    door.drain(refuse=True)
+    assert door.word(again(door, known), within_s=10) == "let-in"
+
+
+def test_a_first_connection_that_failed_takes_no_other_ones_note_away(door: Door) -> None:
+    first = door.visitor()
+    assert door.settled(first) == LetIn(door.served)
+    door.told(first)  # and the daemon closed before it had both messages
+    second = again(door, first)
+    assert door.settled(second) == LetIn(door.served)
+    door.passes(second)
+    door.judge.gave_up(first, 0)
+    next_daemon(door)
+    assert door.word(again(door, first)) == ENDED
+
+
+def test_who_ends_while_the_arriving_are_counted_ends_no_door(door: Door) -> None:
+    """The scribe forgets them meanwhile."""
+    door.open(multi_user=False)
+    for _ in range(5):
+        door.come_in(door.visitor())
+    notebook = door.judge._notebook
+    began_at = procfs.started_at
+
+    def forgets_meanwhile(pid: int) -> Optional[int]:
+        notebook._let_in.clear()
+        return began_at(pid)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(procfs, "started_at", forgets_meanwhile)
+        notebook.arriving(door.served)
+
+
+def test_a_reader_misses_nobody_while_the_notes_are_written(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whom the door added moves into the file while another program reads both."""
+    known = door.come_in(door.visitor())
+    load = remembered.load
+
+    def written_meanwhile(path: Path) -> object:
+        found = load(path)
+        door.judge._notebook.write()
+        return found
+
+    door.judge._notebook.write()
+    late = door.come_in(door.visitor())
+    monkeypatch.setattr(remembered, "load", written_meanwhile)
+    found = front_door_notes.read(door.host.places, "0")
+    assert {one.pid for one in found.let_in} == {known.pid, late.pid}
+
+
+def test_a_line_that_was_cut_short_takes_no_other_with_it(door: Door) -> None:
+    known = door.come_in(door.visitor())
+    added = front_door_notes._added_path(door.host.places, "0")
+    door.judge._notebook.write()
+    added.write_bytes(b'{"pid": 1, "started_')
+    late = door.visitor()
+    assert door.settled(late) == LetIn(door.served)
+    door.told(late)
+    assert {one.pid for one in front_door_notes.read(door.host.places, "0").let_in} == {known.pid, late.pid}
 
 
 def test_while_nobody_knows_the_next_daemon_it_is_refused_as_well(door: Door) -> None:

@@ -13,6 +13,8 @@ from fakes import FakeDaemon, Host
 from mpsctl.lifecycle import health
 from mpsctl.model.finding import CRITICAL
 from mpsctl.observe.host import look
+from mpsctl.store import front_door_notes
+from mpsctl.store.front_door_notes import Jammed, Notes
 from test_health import KILL, SERVER, Look, begin, join
 
 
@@ -55,17 +57,31 @@ def test_what_else_makes_a_daemon_silent_is_no_jam(host: Host, otherwise: Callab
     assert not is_jammed(host)
 
 
+def noted_by_the_door(host: Host, daemon: FakeDaemon) -> None:
+    began = host.processes[daemon.pid].started_at
+    front_door_notes.write(host.places, "0", Notes(jammed=Jammed(daemon.pid, began, host.world.now_s())))
+
+
 @pytest.mark.parametrize("policy", ["report", "restart"])
-def test_behind_a_door_it_is_healed_at_the_first_look_where_nobody_can_be_hurt(host: Host, policy: str) -> None:
-    jam(begin(host, UnresponsiveDaemon=policy))
+def test_one_that_the_door_found_too_is_healed_at_the_first_look_where_nobody_can_be_hurt(
+    host: Host, policy: str
+) -> None:
+    daemon = jam(begin(host, UnresponsiveDaemon=policy))
+    noted_by_the_door(host, daemon)
     assert Look(host).kinds == [health.DAEMON_ENDED]
     assert host.systemd.acts == [KILL]
+
+
+def test_one_that_a_look_alone_takes_for_jammed_may_let_clients_in_by_now(host: Host) -> None:
+    jam(begin(host))
+    assert [Look(host).kinds for _ in range(3)] == [[], [], []]
+    assert host.systemd.acts == []
 
 
 def test_a_client_that_nvml_lists_leaves_it_to_the_policy(host: Host) -> None:
     daemon = begin(host)
     host.nvml.clients_mib[join(host, daemon)] = 600
-    jam(daemon)
+    noted_by_the_door(host, jam(daemon))
     assert [Look(host).kinds for _ in range(3)] == [[], [], []]
     assert host.systemd.acts == []
 
