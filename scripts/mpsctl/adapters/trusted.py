@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Optional
 
 from mpsctl.adapters import procfs
+from mpsctl.model import foreign
 from mpsctl.model.errors import Untrusted
 
 START = Path("/")
@@ -33,6 +34,14 @@ class WeakPoint:
     path: Path
     place: Path
     why: str
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it, for people. A folder that is meant to be shared, or somebody's own, stays as it is."""
+        place = foreign.pasted(str(self.place))
+        if self.place == Path("/") or self.place.is_relative_to("/home") or _is_sticky(self.place):
+            return "use another place, that nobody but root can change, such as one in /root"
+        return f"see what is in it, then chown root:root {place} and chmod go-w {place}, or use another place"
 
     def __str__(self) -> str:
         return f"{self.place}, which {self.why}" + ("" if self.place == self.path else f", on the way to {self.path}")
@@ -75,11 +84,27 @@ def require(path: Path) -> None:
 
     :raises Untrusted: naming what they can change, and whose it is.
     """
-    if os.geteuid() != _ROOT:
+    if not _is_root():
         return
     weak = weak_point(path)
     if weak is not None:
-        raise Untrusted(str(weak.path), str(weak.place), weak.why)
+        raise Untrusted(str(weak.path), str(weak.place), weak.why, weak.remedy)
+
+
+def _is_root() -> bool:
+    """Whether we are the host's root: the one of a user namespace finds the host's files owned by nobody."""
+    if os.geteuid() != _ROOT:
+        return False
+    try:
+        return Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
+    except OSError:
+        return True
+
+
+def _is_sticky(place: Path) -> bool:
+    with suppress(OSError):
+        return bool(place.lstat().st_mode & stat.S_ISVTX)
+    return False
 
 
 def _begin(path: Path) -> tuple[Path, list[str]]:

@@ -64,11 +64,10 @@ def owned_by_root(view: View) -> Finding:
     lines = [shown(str(one)) for one in view.host.weak_points]
     if not lines:
         return passed("all that was found is root's all the way")
-    place = pasted(str(view.host.weak_points[0].place))
     return failed(
         some(lines),
         "root's all the way, and writable by nobody else",
-        f"see what is in it, then chown root:root {place} and chmod go-w {place}, or use another place",
+        view.host.weak_points[0].remedy,
         *lines,
         mends=PERSON,
         facts={"paths": [str(one.place) for one in view.host.weak_points]},

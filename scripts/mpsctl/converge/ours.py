@@ -9,7 +9,7 @@ from typing import Sequence
 from mpsctl.adapters import files, hardware
 from mpsctl.adapters.trusted import WeakPoint
 from mpsctl.converge.request import File
-from mpsctl.model import foreign, names
+from mpsctl.model import names
 from mpsctl.model.errors import Unreadable
 from mpsctl.model.places import FINGERPRINT
 
@@ -39,8 +39,7 @@ def with_binary(file: File) -> File:
 
 def untrusted(weak: Sequence[WeakPoint]) -> str:
     """Why a host is left as it is, in one line."""
-    places = " ".join(dict.fromkeys(foreign.pasted(str(one.place)) for one in weak))
+    remedies = "; ".join(dict.fromkeys(one.remedy for one in weak))
     return (
-        f"found {'; '.join(map(str, weak))}; expected what nobody but root can change; nothing was changed. See what is"
-        f" in it, then chown root:root {places} and chmod go-w {places}, or use another place"
+        f"found {'; '.join(map(str, weak))}; expected what nobody but root can change; nothing was changed: {remedies}"
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Mapping, Optional
 
 from mpsctl.model import messages
-from mpsctl.model.foreign import pasted
 
 
 class MpsctlError(Exception):
@@ -80,14 +79,14 @@ class Untrusted(Unreadable):
 
     exit_code = 3
 
-    def __init__(self, path: str, place: str, why: str) -> None:
+    def __init__(self, path: str, place: str, why: str, remedy: str) -> None:
         self.place, self.why = place, why
         way = "" if place == path else f", on the way to {path}"
         super().__init__(
             place,
             f"{why}{way}",
             "what nobody but root can change",
-            f"chown root:root {pasted(place)} and chmod go-w it once you know what is in it, or use another place",
+            remedy,
         )
 
 

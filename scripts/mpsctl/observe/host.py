@@ -185,9 +185,7 @@ def look(
     if beside is not None:
         with suppress(NotReady):
             found.managers, found.boot = beside.answer()
-    with suppress(OSError):
-        found.saved_modes = saved_compute_modes.all_recorded(world)
-        found.modes_set = frozenset(uuid for uuid in found.saved_modes if saved_compute_modes.was_set(world, uuid))
+    _look_at_saved_modes(world, found)
     around = Surroundings(found.gpus, found.processes, whole_journal=deep)
     looks = _looks(world, found, list(dict.fromkeys(wanted)), isolated, around)
     if isolated:
@@ -198,6 +196,12 @@ def look(
         _look_together(found, looks, journals)
     found.instances = {name: found.instances[name] for name in wanted}
     return found
+
+
+def _look_at_saved_modes(world: World, found: HostFacts) -> None:
+    with suppress(OSError):
+        found.saved_modes = saved_compute_modes.all_recorded(world)
+        found.modes_set = frozenset(uuid for uuid in found.saved_modes if saved_compute_modes.was_set(world, uuid))
 
 
 def public_in_use(world: World, found: HostFacts) -> set[Path]:

@@ -176,10 +176,9 @@ def test_a_reader_misses_nobody_while_the_notes_are_written(door: Door, monkeypa
 def test_a_line_that_was_cut_short_takes_no_other_with_it(door: Door) -> None:
     known = door.come_in(door.visitor())
     added = front_door_notes._added_path(door.host.places, "0")
-    door.judge._notebook.write()
-    added.write_bytes(b'{"pid": 1, "started_')
     late = door.visitor()
     assert door.settled(late) == LetIn(door.served)
+    added.write_bytes(b'{"pid": 1, "started_')
     door.told(late)
     assert {one.pid for one in front_door_notes.read(door.host.places, "0").let_in} == {known.pid, late.pid}
 

@@ -17,7 +17,7 @@ from fakes import Host
 from judging import judge
 from mpsctl.adapters import files, locks
 from mpsctl.checks.judgement import STATUS
-from mpsctl.converge import removal
+from mpsctl.converge import host_lock, removal
 from mpsctl.front_door.judge import LetIn
 from mpsctl.lifecycle import drain
 from mpsctl.model.finding import CRITICAL, OK, RELOAD, UNDRAIN
@@ -302,3 +302,15 @@ def test_a_lock_that_nobody_can_have_holds_nothing(root: Path, what: str) -> Non
     assert not locks.is_taken(path)
     path.mkdir() if what == "a folder" else os.mkfifo(path)
     assert not locks.is_taken(path)
+
+
+def test_the_next_run_closes_nothing_that_a_killed_one_had_closed(host: Host) -> None:
+    host.desired("0")
+    host.start()
+    descriptor = locks.take(host.places.host_lock, 0)
+    drain_of_a_run(host)
+    os.close(descriptor)
+    assert host.door_is_open()
+    with host_lock.taken(host.world):
+        assert host.door_is_open()
+    assert host.door_is_open()

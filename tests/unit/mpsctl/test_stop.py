@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fakes import Host, h200
-from mpsctl.adapters import pipe
-from mpsctl.lifecycle import stop
+from mpsctl.adapters import pipe, without_door
+from mpsctl.lifecycle import admit, stop
+from mpsctl.model.errors import Untrusted
 from mpsctl.store import record, saved_compute_modes
 
 UNIT = "mps-control@0.service"
@@ -199,3 +200,28 @@ def test_stop_and_start_again_records_the_same_saved_compute_mode(host: Host) ->
     host.start()
     assert saved_compute_modes.read(host.world, host.nvml.gpu(0)) == "default"
     assert host.nvml.gpu(0).compute_mode == "exclusive_process"
+
+
+@pytest.mark.parametrize("failure", [Untrusted("/srv/0", "/srv", "everyone can write to", "-"), OSError(28, "full")])
+def test_a_stop_gives_back_what_it_can(host: Host, monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
+    """Others may have come to a folder since the start, or the disk is full: the rest is undone all the same."""
+    pid = started(host)
+
+    def fails(*_: object, **__: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(admit, "close_for_end", fails)
+    monkeypatch.setattr(without_door, "leave", fails)
+    monkeypatch.setattr(pipe, "remove", fails)
+    host.systemd.jobs[UNIT] = "stop"
+    quits: list[int] = []
+
+    def ends() -> None:
+        quits.append(pid)
+        host.kill(pid)
+
+    host.running().on_quit = ends
+    stop.stop(host.world, "0", pid)
+    stop.release(host.world, "0")
+    assert quits == [pid]
+    assert host.nvml.gpu(0).compute_mode == "default"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from converging import Fleet, as_desired, conf
-from fakes import Host
+from fakes import Host, h200
 from judging import judge
 from mpsctl.lifecycle import apply, stop
 from mpsctl.model.errors import NotInForce
@@ -150,3 +150,44 @@ def test_a_compute_mode_is_taken_back_by_a_restart_and_by_a_stop(host: Host, res
         host.systemd.jobs["mps-control@0.service"] = "stop"
         stop.release(host.world, "0")
     assert host.nvml.all[0].compute_mode == "default"
+
+
+@pytest.mark.parametrize(
+    "wanted", [{"DeviceMemoryLimit": "4G"}, {"ActiveThreadPercentage": 25}, {"ClientPriority": 1}], ids=str
+)
+@pytest.mark.parametrize("before", [{}, VALUES], ids=["nothing", "other values"])
+def test_what_a_reload_that_broke_off_had_set_is_taken_back_as_well(
+    host: Host, before: dict[str, Any], wanted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.desired(**before)
+    daemon = host.start()
+    host.desired(**wanted)
+    with monkeypatch.context() as patch:
+        patch.setattr(apply, "_start_server", lambda *_: pytest.fail("it broke off"))
+        with pytest.raises(pytest.fail.Exception):
+            apply.apply(host.world, "0", daemon.pid)
+    host.desired()
+    apply.apply(host.world, "0", daemon.pid)
+    assert state(host) == FRESH
+
+
+def test_a_mode_that_we_did_not_set_since_boot_is_somebody_elses(host: Host) -> None:
+    """It was managed once, long ago; the driver forgot it at the reboot, and the administrator set it since."""
+    saved_compute_modes.record(host.world, host.nvml.gpu(0))
+    host.nvml.all[0] = h200(0, compute_mode="exclusive_process")
+    host.desired()
+    host.systemd.unit("mps-control@0.service").enabled = True
+    daemon = host.start()
+    assert judge(host).check("0", "compute-mode").level == OK
+    assert apply.apply(host.world, "0", daemon.pid) == []
+    assert host.nvml.gpu(0).compute_mode == "exclusive_process"
+
+
+def test_no_gpu_is_closed_under_its_daemon_by_a_null(host: Host) -> None:
+    """It was prohibited before the first start."""
+    host.nvml.all[0] = h200(0, compute_mode="prohibited")
+    host.desired(ComputeMode="exclusive_process")
+    daemon = host.start()
+    host.desired()
+    apply.apply(host.world, "0", daemon.pid)
+    assert host.nvml.gpu(0).compute_mode == "exclusive_process"

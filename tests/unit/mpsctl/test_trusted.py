@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 import pytest
 
@@ -18,7 +18,8 @@ from mpsctl.converge import removal
 from mpsctl.lifecycle import prepare
 from mpsctl.model.errors import Untrusted
 from mpsctl.model.finding import CRITICAL
-from mpsctl.store import configuration, remembered
+from mpsctl.observe.host import look
+from mpsctl.store import configuration, remembered, saved_compute_modes
 from shell import Shell
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
@@ -303,3 +304,33 @@ def test_results_are_not_written_where_others_can_change_the_way(
     assert str(theirs) in mpsctl.err
     assert "everyone can write to" in mpsctl.err
     assert list(theirs.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "shared"), [("/", True), ("/tmp", True), ("/home/me/results", True), ("/srv/mps", False)]
+)
+def test_nobody_is_told_to_take_a_folder_that_is_meant_for_others(place: str, shared: bool) -> None:
+    remedy = trusted.WeakPoint(Path(place), Path(place), "everyone can write to").remedy
+    assert ("chown" in remedy) is not shared
+    assert "another place" in remedy
+
+
+def test_root_of_a_user_namespace_is_judged_as_any_user(way: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are the host's, which it finds owned by nobody."""
+    owned(way)
+    read = Path.read_text
+
+    def mapped(path: Path, *arguments: Any, **options: Any) -> str:
+        return "0 1000 1\n" if str(path) == "/proc/self/uid_map" else read(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "read_text", mapped)
+    trusted.require(way)
+
+
+def test_a_record_in_anothers_folder_hides_nothing_else(host: Host) -> None:
+    host.desired()
+    host.start()
+    saved_compute_modes.record(host.world, host.nvml.gpu(0))
+    owned(saved_compute_modes.directory(host.world) / host.nvml.gpu(0).uuid)
+    found = look(host.world)
+    assert (found.saved_modes, list(found.instances)) == ({}, ["0"])

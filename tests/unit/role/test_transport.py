@@ -114,3 +114,14 @@ def test_the_real_program_runs_from_memory_with_its_children(tmp_path: Path) -> 
 def test_the_command_for_a_host_without_the_program(tmp_path: Path) -> None:
     command = transport.command(str(tmp_path / "mpsctl"), sys.executable, transport.reconcile(check=True))
     assert subprocess.run(["/bin/sh", "-c", command], check=False).returncode == transport.ABSENT
+
+
+def test_a_python_without_memfd_takes_a_file_without_a_name(tmp_path: Path) -> None:
+    """One that was built for an old C library, as conda's and uv's are."""
+    if not os.access("/run", os.W_OK):
+        pytest.skip("only root writes to /run")
+    command = transport.bootstrap_command(len(b"print(7)"), str(tmp_path), sys.executable, [])
+    without = command.replace("import os\n", "import os\ndel os.memfd_create\n", 1)
+    assert without != command
+    done = subprocess.run(["/bin/sh", "-c", without], input=b"print(7)", capture_output=True, check=False)
+    assert (done.stdout, done.stderr) == (b"7\n", b"")
