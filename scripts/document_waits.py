@@ -74,6 +74,7 @@ OF_PROGRAM = (
     Wait("lifecycle.admit._REFUSE_ALL_S", "the same, once the daemon is gone", "the front door asks systemd"),
     Wait("front_door.greeting._HEARING_S", "the daemon's greeting, when it is learned", "the client waits on"),
     Wait("front_door.servers.SESSION_S", "the door's session with the daemon", "asked again"),
+    Wait("front_door.readiness._START_SESSION_S", "the session that asks for a server", "asked again"),
     Wait("front_door.readiness._START_S", "the start of a server", "started again"),
     Wait("front_door.jam._ANSWER_S", "the answer of a daemon that may be jammed", "the health look is started"),
     Wait("front_door.worker._END_S", "what the door is doing when it ends", "left undone"),
