@@ -36,6 +36,11 @@ def started_at(pid: int) -> Optional[int]:
     return int(stat[19]) if stat else None
 
 
+def lives(pid: int, began_at: Optional[int]) -> bool:
+    """Whether the very process runs that had this pid and began at that moment (``started_at``)."""
+    return alive(pid) and started_at(pid) == began_at
+
+
 def age_s(started_at: Optional[int], now_s: float) -> Optional[int]:
     """How long ago a process began, from its ``started_at`` and the time since boot; None where that is not known."""
     if started_at is None:

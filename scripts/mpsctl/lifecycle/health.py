@@ -137,7 +137,9 @@ def _is_noted(found: InstanceFacts) -> bool:
     """Whether the front door found this daemon jammed: it has let nobody in since. One that this look alone takes for
     jammed may let clients in by now."""
     noted = found.door.notes.jammed if found.door is not None else None
-    return found.jammed and noted is not None and noted.daemon_pid == found.pid
+    if noted is None or noted.daemon_pid != found.pid:
+        return False
+    return found.jammed and procfs.lives(noted.daemon_pid, noted.daemon_started_at)
 
 
 def _nobody_is_hurt(found: InstanceFacts, gpus: GpuFacts) -> bool:

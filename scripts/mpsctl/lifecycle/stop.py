@@ -116,7 +116,7 @@ def release(world: World, name: str) -> None:
     if instance.when_down == PROHIBITED:
         _close_gpus(world, instance)
     if world.systemd.job(instance.unit) == "stop":
-        with suppress(admission.Stuck):  # which was said
+        with _said(world), suppress(admission.Stuck):  # which was said
             admit.refuse_all(world, name)
         with _said(world):
             _forget(world, instance)

@@ -211,6 +211,7 @@ def test_a_stop_gives_back_what_it_can(host: Host, monkeypatch: pytest.MonkeyPat
         raise failure
 
     monkeypatch.setattr(admit, "close_for_end", fails)
+    monkeypatch.setattr(admit, "refuse_all", fails)
     monkeypatch.setattr(without_door, "leave", fails)
     monkeypatch.setattr(pipe, "remove", fails)
     host.systemd.jobs[UNIT] = "stop"
