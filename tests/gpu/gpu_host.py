@@ -91,13 +91,16 @@ class Host:
         self._lab("up", "--gpu", "real", "--hosts", "1", "--prefix", PREFIX, "--share", "/:/machine")
         self.wait()
 
-    def run(self, command: str, check: bool = True, quiet: bool = False, timeout_s: float = 180) -> str:
-        """Run a shell command in the host, not by ssh: many at once, and at any moment; what both streams said."""
+    def _entered(self, command: str) -> list[str]:
         leader = boot.leader_pid(self._places, self._name)
         if leader is None:
             fail(f"`{command}`: the host is not running")
+        return enter.command(leader, [command])
+
+    def run(self, command: str, check: bool = True, quiet: bool = False, timeout_s: float = 180) -> str:
+        """Run a shell command in the host, not by ssh: many at once, and at any moment; what both streams said."""
         done = subprocess.run(
-            enter.command(leader, [command]),
+            self._entered(command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -115,12 +118,10 @@ class Host:
 
     def follow(self, command: str, timeout_s: float = 560) -> list[str]:
         """Run a command that prints as it goes: each line is shown as it comes, and kept; it is ended after a while."""
-        leader = boot.leader_pid(self._places, self._name)
-        if leader is None:
-            fail(f"`{command}`: the host is not running")
+        words = self._entered(command)
         print(f"gpu-host# {command}", flush=True)
         process = subprocess.Popen(
-            enter.command(leader, [command]),
+            words,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -47,23 +47,13 @@ class RemoveFormerDirectory(Step):
 
 
 @dataclass(eq=False, repr=False)
-class RemoveTransport(Step):
+class RemoveTransport(RemovePartialFile):
     """Remove a folder in which a run of an earlier release, that was killed, had the program."""
 
     kind = "remove-transport"
-    live = True
-    path: Path
-    needs: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def text(self) -> str:
-        return f"remove {self.path}: a run was interrupted"
-
-    def differences(self) -> list[Difference]:
-        return [state(str(self.path), "present", "absent")]
 
     @classmethod
-    def act(cls, steps: Sequence[RemoveTransport], _: Context) -> None:
+    def act(cls, steps: Sequence[RemovePartialFile], _: Context) -> None:
         for step in steps:
             remains.remove_transport(step.path)
 

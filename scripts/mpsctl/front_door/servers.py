@@ -32,7 +32,7 @@ class Seen:
 
     @property
     def lives(self) -> bool:
-        return procfs.alive(self.pid) and procfs.started_at(self.pid) == self.started_at
+        return procfs.lives(self.pid, self.started_at)
 
 
 def look(world: World, unit: str, daemon: Daemon, before: Sequence[Seen]) -> tuple[Seen, ...]:

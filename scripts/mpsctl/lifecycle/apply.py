@@ -60,8 +60,9 @@ def apply(
         served = configuration.resolve(instance, gpus)
         desired = Desired.of(instance, memory_of(running.devices, gpus))
         known = record.read(world, name, pid)
-        if known is not None and _begun(known, desired) != known:
-            record.write(world, name, _begun(known, desired))
+        begun = None if known is None else _begun(known, desired)
+        if begun is not None and begun != known:
+            record.write(world, name, begun)
         changes += _put_in_force(world, instance, daemon, running.devices, desired, known)
         if tuple(device.uuid for device in served) == running.devices:
             changes += compute_modes.take(world, nvml, instance, served)
@@ -317,9 +318,8 @@ def _set_and_read(
     due = [(one, lines) for one, lines in zip(desired, before) if not (one.in_force(lines) and one.exact)]
     if not due:
         return _Set()
-    told = daemon.ask(
-        [*(one.setter for one, _ in due), *(one.getter for one, _ in due)]
-    )  # in one session, in this order
+    # in one session, in this order
+    told = daemon.ask([*(one.setter for one, _ in due), *(one.getter for one, _ in due)])
     said, after = told[: len(due)], told[len(due) :]
     if _gone(server, after):
         return _Set()

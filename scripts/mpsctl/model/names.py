@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-UNIT = "mps-control@.service"
-DOOR_SOCKET, DOOR_SERVICE = "mps-front-door@.socket", "mps-front-door@.service"
-TIMER, HEALTH = "mps-health.timer", "mps-health.service"
-UNIT_FILES = (UNIT, DOOR_SOCKET, DOOR_SERVICE, TIMER, HEALTH)
-
 DOOR_PREFIX = "mps-front-door@"
 
 UNIT = "mps-control@.service"
 DOOR_SOCKET, DOOR_SERVICE = f"{DOOR_PREFIX}.socket", f"{DOOR_PREFIX}.service"
 TIMER, HEALTH = "mps-health.timer", "mps-health.service"
-TEMPLATES = (UNIT, DOOR_SOCKET, DOOR_SERVICE, TIMER, HEALTH)
+UNIT_FILES = (UNIT, DOOR_SOCKET, DOOR_SERVICE, TIMER, HEALTH)
 """All units of this project, by the names of their files."""
 
 

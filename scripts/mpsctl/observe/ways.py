@@ -9,7 +9,7 @@ from typing import Iterable, Iterator
 from mpsctl.adapters import hardware, trusted
 from mpsctl.adapters.trusted import WeakPoint
 from mpsctl.model.instance import Instance
-from mpsctl.model.names import TEMPLATES
+from mpsctl.model.names import UNIT_FILES
 from mpsctl.model.places import Places
 
 _UNIT_FOLDERS = ("etc/systemd/system", "run/systemd/system", "usr/local/lib/systemd/system", "usr/lib/systemd/system")
@@ -81,4 +81,4 @@ def _units(places: Places) -> Iterator[Path]:
 
 def _is_ours(unit: str) -> bool:
     stem, kind = unit.rpartition(".")[::2]
-    return f"{stem.partition('@')[0]}{'@' if '@' in stem else ''}.{kind}" in TEMPLATES
+    return f"{stem.partition('@')[0]}{'@' if '@' in stem else ''}.{kind}" in UNIT_FILES

@@ -51,7 +51,7 @@ class ServedDaemon:
 
     @property
     def lives(self) -> bool:
-        return procfs.started_at(self.pid) == self.started_at and procfs.alive(self.pid)
+        return procfs.lives(self.pid, self.started_at)
 
 
 @dataclass(frozen=True)

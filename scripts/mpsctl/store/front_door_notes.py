@@ -44,7 +44,7 @@ class LetIn:
 
     @property
     def server_lives(self) -> bool:
-        return procfs.alive(self.server_pid) and procfs.started_at(self.server_pid) == self.server_started_at
+        return procfs.lives(self.server_pid, self.server_started_at)
 
 
 @dataclass(frozen=True)
