@@ -163,7 +163,19 @@ def containers(host: Host) -> None:
     soft("the same mount serves a client before and after a stop and a start", under == [1, 1], under)
 
 
+def life(host: Host) -> None:
+    """When a server lists a process, and when that process comes to the door: what counts as a client rests on it."""
+    converge(host, "4G", f"-e mps_multi_user=true {RESTART}", quiet=True)
+    lines = host.follow(
+        "eval $(mpsctl env 0); exec /usr/bin/python3 /opt/project/tests/gpu/client_life.py", timeout_s=120
+    )
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    steps = {one["step"]: one for one in found if "listed" in one}
+    soft("a process with a context is listed", steps.get("cuCtxCreate", {}).get("listed") is True, len(steps))
+
+
 PARTS = {
+    "door-life": life,
     "door-cost": cost,
     "door-containers": containers,
     "door-jam": jam,

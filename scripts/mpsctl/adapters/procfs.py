@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
 import stat
+import subprocess
 from pathlib import Path
 from typing import Iterator, Optional
 
@@ -13,6 +15,8 @@ from mpsctl.model import foreign
 from mpsctl.model.pattern import Pattern
 
 _PROC = Path("/proc")
+_SET_PIPE_SIZE = 1031
+"""F_SETPIPE_SZ, which Python names from 3.10 on."""
 _MOST_BYTES = 128 << 10
 """What is read of a command line or an environment: every user can have some of several MB."""
 _CONTAINER = Pattern(
@@ -98,7 +102,17 @@ def stopped(pid: int) -> bool:
 def container(pid: int) -> Optional[str]:
     """The container of a process by its control group: an id or a name, for people; None where it is in none."""
     found = _control_group(pid, _CONTAINER)
-    return foreign.shown(found["runtime"] or found["pod"] or found["machine"]) if found else None
+    return foreign.shown(_id_of(found)) if found else None
+
+
+def container_in(group: str) -> Optional[tuple[str, int]]:
+    """The container that a control group's path leads to, and where its own part of the path ends."""
+    found = _CONTAINER.search(group)
+    return (_id_of(found), found.end()) if found else None
+
+
+def _id_of(found: re.Match[str]) -> str:
+    return found["runtime"] or found["pod"] or found["machine"]
 
 
 def unit(pid: int) -> Optional[str]:
@@ -267,8 +281,30 @@ def environment(pid: int) -> Optional[dict[str, str]]:
     whoever quotes one uses ``foreign.shown``.
     """
     raw = _beginning(pid, "environ")
-    if raw is None:
-        return None
+    return None if raw is None else _variables(raw)
+
+
+def begin_environment(pid: int) -> subprocess.Popen[bytes]:
+    """Read an environment in a process of its own, which may take as long as the user whose it is likes.
+
+    :raises OSError: if no process can be started.
+    """
+    words = ["head", "-c", str(_MOST_BYTES), str(_PROC / str(pid) / "environ")]
+    reader = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert reader.stdout is not None
+    fcntl.fcntl(reader.stdout, _SET_PIPE_SIZE, 2 * _MOST_BYTES)  # so that it ends without being read
+    return reader
+
+
+def read_environment(reader: subprocess.Popen[bytes]) -> Optional[dict[str, str]]:
+    """What a process of ``begin_environment`` read, as ``environment`` gives it; None if it has not ended by itself, or
+    could not read it."""
+    assert reader.stdout is not None
+    with reader.stdout:
+        return _variables(reader.stdout.read()) if reader.poll() == 0 else None
+
+
+def _variables(raw: bytes) -> dict[str, str]:
     if len(raw) == _MOST_BYTES:
         raw = raw[: raw.rfind(b"\0") + 1]  # the last one may be incomplete
     pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if entry)

@@ -76,6 +76,7 @@ def desired(request: Request, gpus: Sequence[Gpu]) -> Desired:
     check_gpus(instances)
     for instance in instances:
         configuration.gid_of(instance)
+        configuration.room_of(instance)
         configuration.check_place(instance)
     if any(instance.multi_user for instance in instances) and hardware.multi_user_flag() is None:
         raise prepare.no_multi_user()

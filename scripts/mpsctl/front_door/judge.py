@@ -44,9 +44,10 @@ class LetIn:
 
 @dataclass(frozen=True)
 class Wait:
-    """Not yet. ``why`` is a word: what it waits for."""
+    """Not yet. ``why`` is a word: what it waits for; ``place`` is the one that it does not find, where that is why."""
 
     why: str
+    place: str = ""
 
 
 @dataclass(frozen=True)

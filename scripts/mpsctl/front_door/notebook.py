@@ -15,6 +15,7 @@ from mpsctl.adapters import procfs
 from mpsctl.front_door.judge import Visitor
 from mpsctl.front_door.servers import Seen
 from mpsctl.front_door.worker import Worker
+from mpsctl.model.shares import Whose
 from mpsctl.store import front_door_notes
 from mpsctl.store.admission import ServedDaemon
 from mpsctl.store.front_door_notes import Jammed, LetIn, Notes, Waits
@@ -28,11 +29,13 @@ ARRIVING_S = 5.0
 
 
 class Notebook:
-    """The notes of one instance; what an earlier process of the door wrote is read at the start."""
+    """The notes of one instance; what an earlier process of the door wrote is read at the start. ``version`` is another
+    one whenever somebody was let in, or was not after all."""
 
     def __init__(self, world: World, instance: str, scribe: Worker) -> None:
         self._world, self._instance, self._scribe = world, instance, scribe
         self._lock = threading.Lock()
+        self.version = 0
         found = front_door_notes.read(world.places, instance)
         self._let_in = {(one.pid, one.started_at): one for one in sorted(found.let_in, key=lambda one: one.at_s)}
         self._waiting: dict[int, Waits] = {}
@@ -48,9 +51,9 @@ class Notebook:
     def jammed(self) -> Optional[Jammed]:
         return self._rest.jammed
 
-    def waits(self, visitor: Visitor, since_s: float, why: str) -> None:
+    def waits(self, visitor: Visitor, since_s: float, why: str, place: str = "") -> None:
         """``since_s`` is in seconds since boot."""
-        noted = Waits(visitor.pid, visitor.uid, since_s, why)
+        noted = Waits(visitor.pid, visitor.uid, since_s, why, place)
         if self._waiting.get(visitor.number) != noted:
             with self._lock:
                 self._waiting[visitor.number] = noted
@@ -62,12 +65,14 @@ class Notebook:
                 del self._waiting[visitor.number]
             self._order()
 
-    def lets_in(self, visitor: Visitor, daemon: ServedDaemon, server: Seen) -> LetIn:
+    def lets_in(self, visitor: Visitor, whose: Whose, daemon: ServedDaemon, server: Seen) -> LetIn:
         """Note that a visitor is passed on; on disk before the daemon hears of it. Where the disk takes no more, it is
         passed on all the same."""
         key = (visitor.pid, visitor.started_at)
-        noted = LetIn(*key, visitor.uid, daemon.pid, server.pid, server.started_at, self._world.now_s())
+        now_s = self._world.now_s()
+        noted = LetIn(*key, visitor.uid, daemon.pid, server.pid, server.started_at, now_s, whose.group, whose.container)
         with self._lock:
+            self.version += 1
             self._let_in.pop(key, None)  # the newest stand last
             self._let_in[key] = noted
             with suppress(OSError):
@@ -80,11 +85,18 @@ class Notebook:
         with self._lock:
             if self._let_in.get((noted.pid, noted.started_at)) is noted:
                 del self._let_in[noted.pid, noted.started_at]
+                self.version += 1
         self._order()
 
     def noted(self, visitor: Visitor) -> Optional[LetIn]:
         """Where the visitor's process was let in, if it was."""
         return self._let_in.get((visitor.pid, visitor.started_at))
+
+    def let_in_to(self, daemon: ServedDaemon) -> list[LetIn]:
+        """Who was let in to this very daemon, and had not ended when that was looked at last."""
+        with self._lock:
+            every = list(self._let_in.values())
+        return [noted for noted in every if self.is_of(noted, daemon)]
 
     def is_of(self, noted: LetIn, daemon: ServedDaemon) -> bool:
         """Whether it was this very daemon: an earlier process may have had its pid, but not in this one's life."""

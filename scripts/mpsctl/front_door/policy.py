@@ -6,11 +6,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Callable, Optional
+from typing import Callable, Optional, Union
 
-from mpsctl.adapters import procfs
+from mpsctl.adapters import control_groups, procfs
 from mpsctl.front_door import greeting, words
 from mpsctl.front_door.account import Account, Client
+from mpsctl.front_door.census import Census
+from mpsctl.front_door.environments import Environments, NotYet
 from mpsctl.front_door.greeting import Greeting
 from mpsctl.front_door.jam import Jam
 from mpsctl.front_door.journal import Journal
@@ -22,6 +24,9 @@ from mpsctl.front_door.servers import Seen
 from mpsctl.front_door.telling import Telling
 from mpsctl.front_door.users import Queue
 from mpsctl.front_door.worker import Worker
+from mpsctl.model import foreign, shares
+from mpsctl.model.client_variable import VARIABLE, Bypass, limit_bypass
+from mpsctl.model.shares import Whose
 from mpsctl.store import front_door_notes
 from mpsctl.store.admission import Admission, ServedDaemon
 from mpsctl.store.world import World
@@ -36,9 +41,11 @@ class _Before:
     process was not let in before."""
 
     client: Client
+    whose: Whose
     since_s: float
     member_of: Optional[int] = None
     why: str = ""
+    place: str = ""
     server: Optional[Seen] = None
     noted: Optional[front_door_notes.LetIn] = None
     is_first: bool = False
@@ -64,6 +71,8 @@ class InstanceJudge:
         self._jam = Jam(world, instance, worker, self._notebook, lambda daemon: self._account.jammed(daemon.pid))
         self._greeting = Greeting(world, worker, self._notebook, self._jam.suspect, hear)
         self._readiness = Readiness(world, instance, worker, self._jam.suspect)
+        self._census = Census(world, self._notebook, self._readiness)
+        self._environments = Environments(world)
         self._telling = Telling(world.places, instance)
         self._queue = Queue()
         self._before: dict[int, _Before] = {}
@@ -92,9 +101,9 @@ class InstanceJudge:
         self._account.settle()
         before = self._before.get(visitor.number) or self._enter(visitor)
         verdict = self._judge(visitor, before)
-        if isinstance(verdict, Wait) and verdict.why != before.why:
-            before.why = verdict.why
-            self._notebook.waits(visitor, before.since_s, verdict.why)
+        if isinstance(verdict, Wait) and (verdict.why, verdict.place) != (before.why, before.place):
+            before.why, before.place = verdict.why, verdict.place
+            self._notebook.waits(visitor, before.since_s, verdict.why, verdict.place)
         return verdict
 
     def _judge(self, visitor: Visitor, before: _Before) -> Verdict:
@@ -104,7 +113,7 @@ class InstanceJudge:
         if noted is not None and self._is_lost(noted, daemon):
             return _without_its_server(noted)
         if admission is not None and daemon is not None and noted is not None:
-            return self._judge_later(visitor, noted, daemon, admission)
+            return self._judge_later(visitor, noted, daemon, admission, before)
         if isinstance(view.barred, Refuse):
             return view.barred
         if admission is not None and not _may(visitor, admission.gid, before):
@@ -114,26 +123,60 @@ class InstanceJudge:
             return view.barred
         if admission is None or daemon is None:  # barred says why
             return Wait(words.DAEMON_DOWN)
-        return self._meets(visitor, daemon, admission)
+        return self._shakes_off_limit(visitor, admission) or self._meets(visitor, daemon, admission, before)
+
+    def _shakes_off_limit(self, visitor: Visitor, admission: Admission) -> Optional[Verdict]:
+        """What becomes of a visitor for its own variable, where that is judged; None where that does no harm, or its
+        environment could not be read."""
+        if not admission.judged_devices:
+            return None
+        try:
+            environment = self._environments.of(visitor)
+        except NotYet:
+            return Wait(words.ENVIRONMENT)
+        found = None if environment is None else limit_bypass(environment, admission.judged_devices)
+        return None if found is None else _would_be_without_limit(found)
 
     def _is_lost(self, noted: front_door_notes.LetIn, daemon: Optional[ServedDaemon]) -> bool:
         """Whether the server that a process was let in to has ended, or is not one of the daemon that serves now."""
         return not noted.server_lives or (daemon is not None and not self._notebook.is_of(noted, daemon))
 
     def _judge_later(
-        self, visitor: Visitor, noted: front_door_notes.LetIn, daemon: ServedDaemon, admission: Admission
+        self,
+        visitor: Visitor,
+        noted: front_door_notes.LetIn,
+        daemon: ServedDaemon,
+        admission: Admission,
+        before: _Before,
     ) -> Verdict:
         """What becomes of a later connection of a process that was let in before: it comes in to its server, also
-        while nobody new does, and to no other. It waits while that is not ready."""
+        while nobody new does, and to no other. It waits while that is not ready, and for a place if it gave up its
+        own."""
         suspicion = self._jam.why(daemon)
         if suspicion is not None:
             return Wait(suspicion)
         want = replace(self._want(visitor, daemon, admission), start=False)
         if self._readiness.server(want, noted) is not None:
-            return LetIn(daemon)
+            return self._finds_no_place(visitor, before, want, admission) or LetIn(daemon)
         return Wait(self._readiness.why_not(want) or words.SERVER_NOT_READY)
 
-    def _meets(self, visitor: Visitor, daemon: ServedDaemon, admission: Admission) -> Verdict:
+    def _finds_no_place(
+        self, visitor: Visitor, before: _Before, want: Want, admission: Admission
+    ) -> Optional[Union[Wait, Refuse]]:
+        """What becomes of a visitor whose server is ready and who finds no place; None where it finds one."""
+        room = admission.room
+        if room is None:
+            return None
+        lists = self._readiness.lists(want, self._census.waits_for_lists_since())
+        if lists is None:
+            return Wait(words.SERVER_NOT_READY)
+        place = self._census.no_place(visitor, before.whose, room, lists)
+        if place is None:
+            return None
+        most = dict(shares.places(room, before.whose))[place]
+        return _one_too_many(place, most) if room.refuse or not most else Wait(words.NO_PLACE, place)
+
+    def _meets(self, visitor: Visitor, daemon: ServedDaemon, admission: Admission, before: _Before) -> Verdict:
         """What a visitor meets that may come in: its daemon, those who came before it, its server."""
         suspicion = self._jam.why(daemon)
         if suspicion is not None:
@@ -143,7 +186,12 @@ class InstanceJudge:
             return barred
         if not admission.multi_user and self._queue.behind_another(visitor.number, visitor.uid):
             return Wait(words.ANOTHER_USER)
-        why = self._readiness.why_not(self._want(visitor, daemon, admission))
+        want = self._want(visitor, daemon, admission)
+        if self._readiness.server(want) is not None:
+            verdict = self._finds_no_place(visitor, before, want, admission)
+            if verdict is not None:
+                return verdict
+        why = self._readiness.why_not(want)
         return LetIn(daemon) if why is None else Wait(why)
 
     def _want(self, visitor: Visitor, daemon: ServedDaemon, admission: Admission) -> Want:
@@ -161,8 +209,11 @@ class InstanceJudge:
         noted = None if before.is_first else self._notebook.noted(visitor)
         if noted is None and (view.barred is not None or not _may(visitor, view.admission.gid, before)):
             return False
-        before.server = self._readiness.server(self._want(visitor, daemon, view.admission), noted)
-        return before.server is not None and (noted is None or not self._is_lost(noted, daemon))
+        want = self._want(visitor, daemon, view.admission)
+        before.server = self._readiness.server(want, noted)
+        if before.server is None or (noted is not None and self._is_lost(noted, daemon)):
+            return False
+        return self._finds_no_place(visitor, before, want, view.admission) is None
 
     # -- what became of it
 
@@ -171,7 +222,7 @@ class InstanceJudge:
         before = self._before[visitor.number]
         before.is_first = before.is_first or self._notebook.noted(visitor) is None
         if before.server is not None:  # ``still`` said so
-            before.noted = self._notebook.lets_in(visitor, daemon, before.server)
+            before.noted = self._notebook.lets_in(visitor, before.whose, daemon, before.server)
 
     def passed(self, visitor: Visitor, waited_s: float) -> None:
         self._telling.end(visitor.number)
@@ -213,7 +264,7 @@ class InstanceJudge:
         self._journal.close()
 
     def _enter(self, visitor: Visitor) -> _Before:
-        before = _Before(Client(visitor.pid, visitor.uid, _unit(visitor.pid)), self._world.now_s())
+        before = self._begin(visitor)
         self._before[visitor.number] = before
         self._queue.enter(visitor.number, visitor.uid)
         return before
@@ -222,9 +273,14 @@ class InstanceJudge:
         before = self._before.pop(visitor.number, None)
         self._queue.leave(visitor.number, visitor.uid)
         self._notebook.waits_no_more(visitor)
+        self._environments.forget(visitor)
         if before is not None and before.is_first and before.noted is not None:
             self._notebook.did_not_let_in(before.noted)
-        return before or _Before(Client(visitor.pid, visitor.uid, _unit(visitor.pid)), self._world.now_s())
+        return before or self._begin(visitor)
+
+    def _begin(self, visitor: Visitor) -> _Before:
+        client = Client(visitor.pid, visitor.uid, _unit(visitor.pid))
+        return _Before(client, control_groups.whose(visitor.pid, visitor.uid), self._world.now_s())
 
 
 def _unit(pid: int) -> str:
@@ -249,6 +305,26 @@ def _without_its_server(noted: front_door_notes.LetIn) -> Refuse:
         words.SERVER_ENDED,
         f"the server (pid {noted.server_pid}) that the process began with {ended}, and through another one it would"
         " work without a limit; start the process anew",
+    )
+
+
+def _one_too_many(place: str, most: int) -> Refuse:
+    what = "the instance" if place == shares.ALL else f"the share {foreign.shown(place)}"
+    return Refuse(
+        words.OVER_EXPECTED,
+        f"{what} takes {most} {'client' if most == 1 else 'clients'} at once"
+        + (", and has as many" if most else ": nobody comes in by it"),
+    )
+
+
+def _would_be_without_limit(found: Bypass) -> Refuse:
+    """One entry that does not parse, or names a GPU that it cannot see, drops every limit of a client, the daemon's
+    included (driver 580, H200)."""
+    entry = foreign.shown(found.entry)
+    return Refuse(
+        words.LIMIT_BYPASS,
+        f"it would work without a limit: its {VARIABLE} has {entry!r}, which"
+        f" {'does not parse' if found.device is None else 'names a GPU that it cannot see'}; correct or unset it",
     )
 
 

@@ -28,6 +28,8 @@ _START_S, _PAUSE_S = 30.0, 5.0
 """What a start may take, and what passes before the next try."""
 _POLLS_S = (0.02, 0.03, 0.05, 0.08, 0.13, 0.2)
 _SLOW_S = 0.25
+_AGAIN_S = 0.1
+"""Between two questions for who is listed still."""
 _START_SESSION_S = 2.0
 """The admission is held meanwhile."""
 _ASK_AGAIN_S = 1.0
@@ -63,6 +65,16 @@ class _Look:
     why: str
     at_s: float
     next_s: float
+    answered: bool = True
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Whom a daemon's servers listed as their clients, when they were asked at ``at_s``."""
+
+    daemon: ServedDaemon
+    servers: tuple[Seen, ...]
+    at_s: float
 
 
 @dataclass
@@ -104,6 +116,15 @@ class Readiness:
             fit = [one for one in fit if (one.pid, one.started_at) == (noted.server_pid, noted.server_started_at)]
         return fit[0] if fit else None
 
+    def lists(self, want: Want, after_s: Optional[float] = None) -> Optional[Lists]:
+        """What the daemon said last of its clients, None where it was not asked yet or gave no answer. It is asked anew
+        where that is more than a second old, or from before ``after_s``."""
+        last = self._last if self._last is not None and self._last.daemon == want.daemon else None
+        now_s = self._world.now_s()
+        if last is not None and ((after_s is not None and last.at_s <= after_s) or now_s - last.at_s > _HOLDS_S):
+            self._worker.look("servers", partial(self._work, want), last.at_s + _AGAIN_S)
+        return None if last is None or not last.answered else Lists(last.daemon, last.servers, last.at_s)
+
     # -- in the worker
 
     def _work(self, want: Want) -> None:
@@ -113,6 +134,7 @@ class Readiness:
         before = self._last.servers if self._last is not None and self._last.daemon == want.daemon else ()
         at_s = self._world.now_s()
         seen: tuple[Seen, ...] = ()
+        answered = False
         try:
             if procfs.stopped(want.daemon.pid):
                 raise Stopped(f"the control daemon (pid {want.daemon.pid}) is stopped")
@@ -123,7 +145,9 @@ class Readiness:
             why, pause_s = words.DAEMON_SILENT, _SLOW_S
         except NotReady:
             why, pause_s = words.DAEMON_DOWN, _SLOW_S
-        self._last = _Look(want.daemon, want.uid, seen, why, at_s, self._world.now_s() + pause_s)
+        else:
+            answered = True
+        self._last = _Look(want.daemon, want.uid, seen, why, at_s, self._world.now_s() + pause_s, answered)
 
     def _judge(self, want: Want, seen: Sequence[Seen]) -> tuple[str, float]:
         """What a visitor waits for, and how long until the next look."""

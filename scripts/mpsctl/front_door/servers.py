@@ -21,14 +21,14 @@ _ACTIVE, _IN_FAULT = "ACTIVE", "FAULT"
 
 @dataclass(frozen=True)
 class Seen:
-    """A server: whose it is (None where it has ended meanwhile), one of the words above, and how many clients it has.
+    """A server: whose it is (None where it has ended meanwhile), one of the words above, and its clients by pid.
     ``started_at`` (clock ticks since boot) tells it from a later process with the same pid."""
 
     pid: int
     started_at: Optional[int]
     uid: Optional[int]
     state: str
-    clients: int
+    clients: tuple[int, ...]
 
     @property
     def lives(self) -> bool:
@@ -54,9 +54,9 @@ def look(world: World, unit: str, daemon: Daemon, before: Sequence[Seen]) -> tup
         if control_daemon.no_such_server(status) or control_daemon.no_such_server(clients):
             continue
         started_at = procfs.started_at(pid)
-        count = sum(word.isdigit() for line in clients for word in line.split())
+        mine = tuple(int(word) for line in clients for word in line.split() if word.isdigit())
         state = _state(status) or (READY if (pid, started_at) in ready_before else _state_by_log(world, unit, pid))
-        found.append(Seen(pid, started_at, procfs.uid(pid), state, count))
+        found.append(Seen(pid, started_at, procfs.uid(pid), state, mine))
     return tuple(found)
 
 

@@ -16,6 +16,8 @@ from __future__ import annotations
     SESSION_HELD,
     JAMMED,
     CLIENT_ENDED,
+    NO_PLACE,
+    ENVIRONMENT,
 ) = (
     "limits-not-in-force",
     "daemon-down",
@@ -30,10 +32,24 @@ from __future__ import annotations
     "session-held",
     "jammed",
     "client-ended",
+    "no-place",
+    "environment",
 )
 """What a visitor waits for."""
 
-STOPPED, DISABLED, MASKED, NOT_FOUND, SKIPPED, FAILED, NOT_IN_GROUP, UNKNOWN_GREETING, SERVER_ENDED = (
+(
+    STOPPED,
+    DISABLED,
+    MASKED,
+    NOT_FOUND,
+    SKIPPED,
+    FAILED,
+    NOT_IN_GROUP,
+    UNKNOWN_GREETING,
+    SERVER_ENDED,
+    OVER_EXPECTED,
+    LIMIT_BYPASS,
+) = (
     "stopped",
     "disabled",
     "masked",
@@ -43,5 +59,7 @@ STOPPED, DISABLED, MASKED, NOT_FOUND, SKIPPED, FAILED, NOT_IN_GROUP, UNKNOWN_GRE
     "not-in-group",
     "unknown-greeting",
     "server-ended",
+    "over-expected",
+    "limit-bypass",
 )
 """Why one is refused, beside DRAINED."""

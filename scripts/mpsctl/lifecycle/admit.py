@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Optional
+from typing import Optional, Sequence
 
 from mpsctl.adapters import pipe, procfs, without_door
+from mpsctl.model.checked_values import REFUSE
 from mpsctl.model.instance import Instance
 from mpsctl.store import admission, configuration, drains
 from mpsctl.store.admission import CLOSED, OPEN, WAITING, Admission, ServedDaemon
@@ -32,14 +33,17 @@ def wait_for_start(world: World, instance: Instance) -> None:
     _write(world, instance.name, _drained(world, instance) or _said(instance, WAITING, _STARTS))
 
 
-def let_in(world: World, instance: Instance, daemon: ServedDaemon) -> Optional[drains.Drain]:
+def let_in(world: World, instance: Instance, daemon: ServedDaemon, devices: Sequence[str]) -> Optional[drains.Drain]:
     """Let clients through to a daemon whose limits were read back, unless the instance is drained; the drain then.
 
-    A drain may begin at the same moment: it marks first and closes then, so the mark is looked at again.
+    A drain may begin at the same moment: it marks first and closes then, so the mark is looked at again. ``devices``
+    are the daemon's, by UUID.
 
-    :raises BadValue: if the host does not have the group that may connect.
+    :raises BadValue: if the host does not have the group that may connect, or a user who has a share.
     """
     found = _said(instance, OPEN, "", daemon)
+    if instance.limit_bypass == REFUSE:
+        found = replace(found, judged_devices=tuple(devices))
     if drains.read(world, instance.name) is None:
         _write(world, instance.name, found)
     drained = drains.read(world, instance.name)
@@ -123,7 +127,13 @@ def _without_door(world: World, name: str, daemon: Optional[ServedDaemon]) -> Op
 
 def _said(instance: Instance, state: str, why: str, daemon: Optional[ServedDaemon] = None) -> Admission:
     return Admission(
-        state, why, daemon, instance.client_wait_s, configuration.gid_of(instance), multi_user=instance.multi_user
+        state,
+        why,
+        daemon,
+        instance.client_wait_s,
+        configuration.gid_of(instance),
+        multi_user=instance.multi_user,
+        room=configuration.room_of(instance),
     )
 
 

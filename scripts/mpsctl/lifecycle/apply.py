@@ -24,6 +24,7 @@ from mpsctl.model import daemon_environment, foreign
 from mpsctl.model.daemon_environment import DaemonEnvironment
 from mpsctl.model.errors import BadValue, NotInForce, NotReady
 from mpsctl.model.instance import Instance
+from mpsctl.model.shares import Room
 from mpsctl.store import admission, configuration, last_good, open_log, record, server_log
 from mpsctl.store.admission import Admission, ServedDaemon
 from mpsctl.store.desired_values import Desired, DesiredValue, memory_of, values
@@ -75,7 +76,8 @@ def apply(
     record.write(world, name, desired.recorded(pid, started_at, known.since_s if known else world.now_s()))
     last_good.keep(world, name)
     before = admission.read(world.places, name)
-    drained = admit.let_in(world, instance, ServedDaemon(pid, started_at, str(running.pipe_directory)))
+    served_daemon = ServedDaemon(pid, started_at, str(running.pipe_directory))
+    drained = admit.let_in(world, instance, served_daemon, running.devices)
     changes += _who_may_connect(instance, before, admission.read(world.places, name))
     if drained is not None:
         world.say(f"drained since {drained.since}: no client is let in before `mpsctl undrain {instance.name}`")
@@ -123,9 +125,21 @@ def _log(world: World, instance: Instance) -> DaemonLog:
 
 
 def _who_may_connect(instance: Instance, before: Optional[Admission], now: Optional[Admission]) -> list[str]:
-    if before is None or now is None or before.gid == now.gid:
+    if before is None or now is None:
         return []
-    return [f"who may connect: {f'the group {instance.group}' if instance.group else 'everyone'}"]
+    changes = []
+    if before.gid != now.gid:
+        changes.append(f"who may connect: {f'the group {instance.group}' if instance.group else 'everyone'}")
+    if before.room != now.room:
+        changes.append(f"how many clients at once: {_told_room(before.room)} -> {_told_room(now.room)}")
+    return changes
+
+
+def _told_room(room: Optional[Room]) -> str:
+    if room is None:
+        return "not held"
+    told = [*([str(room.clients)] if room.clients is not None else []), *map(str, room.shares)]
+    return f"{', '.join(told)}, the next one {'is refused' if room.refuse else 'waits'}"
 
 
 def _main_pid(world: World, instance: Instance) -> int:

@@ -11,7 +11,7 @@ from mpsctl.model.foreign import quoted, written
 from mpsctl.model.pattern import Pattern
 
 REPORT, TERMINATE, RESTART = "report", "terminate", "restart"
-REFUSE, WAIT = "refuse", "wait"
+ADMIT, REFUSE, WAIT = "admit", "refuse", "wait"
 IGNORE, WARN, FAIL = "ignore", "warn", "fail"
 RESTORE, PROHIBITED = "restore", "prohibited"
 
@@ -223,11 +223,18 @@ def check_expected_clients(value: object) -> int:
     return int(str(value))
 
 
-def check_limit_bypass(text: object) -> str:
-    """:raises BadValue: if it is neither ``report`` nor ``terminate``."""
-    if text in (REPORT, TERMINATE):
+def check_over_expected(text: object) -> str:
+    """:raises BadValue: if it is neither ``admit`` nor ``wait`` nor ``refuse``."""
+    if text in (ADMIT, WAIT, REFUSE):
         return str(text)
-    raise BadValue(quoted(text), "report or terminate", "write report")
+    raise BadValue(quoted(text), "admit, wait or refuse", "write wait")
+
+
+def check_limit_bypass(text: object) -> str:
+    """:raises BadValue: if it is neither ``report`` nor ``refuse`` nor ``terminate``."""
+    if text in (REPORT, REFUSE, TERMINATE):
+        return str(text)
+    raise BadValue(quoted(text), "report, refuse or terminate", "write report")
 
 
 def check_on_clients(text: object) -> str:

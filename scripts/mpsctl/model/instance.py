@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Iterable, Optional
 
 from mpsctl.model import gpu as gpu_names
-from mpsctl.model.checked_values import PROHIBITED, REPORT, RESTORE, WARN
+from mpsctl.model.checked_values import ADMIT, PROHIBITED, REFUSE, REPORT, RESTORE, WARN
 from mpsctl.model.errors import BadValue
 from mpsctl.model.foreign import quoted
 from mpsctl.model.names import door_unit
 from mpsctl.model.quantity import Quantity
 from mpsctl.model.settings import VARIABLES
+from mpsctl.model.shares import Room, Shares
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,9 @@ class Instance:
 
     ``limit`` is what one client may take on each device, ``thread_percentage`` the share of the
     multiprocessors in percent, ``client_priority`` 0 (normal) or 1 (below normal), ``expected_clients`` how
-    many clients are to fit on each device. ``limit_bypass`` says what becomes of a client that shook off its
-    limit: REPORT, or TERMINATE after ``limit_bypass_grace_s`` seconds. ``distributed_jobs`` is what is said of
+    many clients are to fit on each device, ``over_expected`` what becomes of one more, or of one beyond its share in
+    ``shares``: ADMIT, WAIT or REFUSE. ``limit_bypass`` says what becomes of a client that shook off its limit: REPORT,
+    REFUSE at the door, or TERMINATE after ``limit_bypass_grace_s`` seconds. ``distributed_jobs`` is what is said of
     ranks of a distributed training run among its clients: IGNORE, WARN or FAIL. ``unresponsive_daemon`` is what
     becomes of a daemon that answers nothing: REPORT or RESTART. ``client_wait_s`` is how many seconds a client waits at
     the front door. Only root and the members of ``group`` may connect, or everyone where it is None. Without
@@ -41,6 +43,8 @@ class Instance:
     thread_percentage: Optional[float] = None
     client_priority: Optional[int] = None
     expected_clients: Optional[int] = None
+    over_expected: str = ADMIT
+    shares: Optional[Shares] = None
     driver_timeout_s: int = 90
     stop_timeout_s: int = 20
     limit_bypass: str = REPORT
@@ -62,6 +66,13 @@ class Instance:
     def compute_mode_when_down(self) -> Optional[str]:
         """What the mode has to be while no daemon serves the GPUs, or None where that is not ours to say."""
         return PROHIBITED if self.when_down == PROHIBITED else None
+
+    @property
+    def room(self) -> Optional[Room]:
+        """How many clients it takes at once, users as they are named; None where that is not held."""
+        if self.over_expected == ADMIT:
+            return None
+        return Room(self.expected_clients, self.shares or Shares(), self.over_expected == REFUSE)
 
     @property
     def unit(self) -> str:
@@ -102,6 +113,49 @@ def check_together(instance: Instance) -> None:
             "take one of the two",
         )
     check_group_is_judged(instance.group, instance.front_door)
+    _check_admission(instance)
+
+
+def _check_admission(instance: Instance) -> None:
+    held = instance.over_expected != ADMIT
+    if held and instance.expected_clients is None and not instance.shares:
+        raise _refused(
+            "OverExpected",
+            f"{instance.over_expected} without a number of clients",
+            "mps_expected_clients or mps_shares, which it holds",
+            "say how many clients there may be, or write admit",
+        )
+    if instance.shares and not held:
+        raise _refused(
+            "Shares",
+            "shares with mps_over_expected: admit",
+            "wait or refuse: what becomes of a client beyond its share",
+            "write mps_over_expected: wait",
+        )
+    for share in instance.shares or ():
+        if instance.expected_clients is not None and share.clients > instance.expected_clients:
+            raise _refused(
+                "Shares",
+                f"{share}, with mps_expected_clients {instance.expected_clients}",
+                "no share above the number of all clients",
+                "lower the share, or raise mps_expected_clients",
+            )
+    if instance.front_door:
+        return
+    if held:
+        raise _refused(
+            "OverExpected",
+            f"{instance.over_expected} without the front door",
+            "admit: the front door alone holds a number of clients",
+            "write admit, or mps_front_door: true",
+        )
+    if instance.limit_bypass == REFUSE:
+        raise _refused(
+            "LimitBypass",
+            "refuse without the front door",
+            "report or terminate: the front door alone refuses clients",
+            "write report, or mps_front_door: true",
+        )
 
 
 def check_group_is_judged(group: Optional[str], front_door: bool) -> None:

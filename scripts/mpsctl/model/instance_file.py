@@ -114,7 +114,7 @@ def _section(section: str, values: Mapping[str, object]) -> str:
     for setting in SETTINGS:
         if setting.section != section or setting.key is None or values[setting.key] is None:
             continue
-        value = setting.check(values[setting.key]) if setting.type == "bool" else values[setting.key]
+        value = setting.check(values[setting.key]) if setting.type in ("bool", "dict") else values[setting.key]
         if setting.default_unwritten and value == setting.default:
             continue
         if setting.comment:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Optional
 
 from mpsctl.model import checked_values as checked
-from mpsctl.model import quantity
+from mpsctl.model import quantity, shares
 
 PREFIX = "mps_"
 SECTIONS = ("Instance", "Limits", "Clients", "Daemon", "Timeouts")
@@ -200,18 +200,47 @@ SETTINGS: tuple[Setting, ...] = (
         comment="How many are to fit on each GPU; a plan in which they cannot is refused.",
     ),
     Setting(
+        "mps_over_expected",
+        "str",
+        checked.ADMIT,
+        "What becomes of a client beyond mps_expected_clients or its share (mps_shares): admit (neither is held), wait"
+        " for a place, or refuse.",
+        checked.check_over_expected,
+        null_refused=True,
+        per_instance=True,
+        key="OverExpected",
+        section="Clients",
+        field="over_expected",
+        comment="What becomes of a client beyond that number, or its share: admit, wait or refuse.",
+        default_unwritten=True,
+    ),
+    Setting(
+        "mps_shares",
+        "dict",
+        None,
+        "How many clients of one systemd unit or slice (units), user (users), or of each of them that is not named"
+        " (each_unit, each_user, each_container) are in at once; held as mps_over_expected says.",
+        shares.check_shares,
+        per_instance=True,
+        key="Shares",
+        section="Clients",
+        field="shares",
+        comment="How many clients of one unit, slice, user or container are in at once.",
+    ),
+    Setting(
         "mps_limit_bypass",
         "str",
         checked.REPORT,
         "What becomes of a client that shook off its memory limit, by a variable of its own that does not parse or"
-        " names a GPU it cannot see, or that holds more than its limit.",
+        " names a GPU it cannot see, or that holds more than its limit: report, refuse (one with such a variable does"
+        " not come in; who holds too much is reported) or terminate.",
         checked.check_limit_bypass,
         null_refused=True,
         key="LimitBypass",
         section="Clients",
         field="limit_bypass",
-        comment="What becomes of a client that shook off its limit: report, or terminate once seen so for the grace"
-        " time.",
+        comment="What becomes of a client that shook off its limit: report, refuse at the front door, or terminate"
+        " once seen so for the grace time.",
         formerly=(Former("mps_escaped_clients", "EscapedClients"),),
     ),
     Setting(

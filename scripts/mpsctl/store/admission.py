@@ -19,17 +19,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Iterator, Optional
+from typing import Any, Iterator, Optional
 
 from mpsctl.adapters import files, locks, procfs
 from mpsctl.adapters.background import Background
-from mpsctl.model.errors import NotReady
+from mpsctl.model.errors import BadValue, NotReady
 from mpsctl.model.names import door_service
 from mpsctl.model.places import Places
+from mpsctl.model.shares import Room, check_shares
 from mpsctl.store import remembered
 
 OPEN, WAITING, CLOSED = "open", "waiting", "closed"
 STATES = (OPEN, WAITING, CLOSED)
+_NEWER = ("for_run", "room", "judged_devices")
 DEFAULT_WAIT_S = 60
 BOUND_S = 30
 """Within which who is being passed on is through or given up: the daemon's greeting and answer take 16 s at most."""
@@ -61,7 +63,8 @@ class Admission:
     ``daemon`` is known while its limits are in force. Where the state is not ``open`` all the same, as in a drain, it
     says through which daemon the later connections of a client go that was let in before. ``wait_s`` is how long a
     client waits at most; ``gid`` the one group that may come beside root, None for everyone; ``multi_user`` whether one
-    server serves all users.
+    server serves all users. ``room`` is how many come in at once, None for as many as come. ``judged_devices`` are the
+    instance's by UUID where a client is refused whose own variable would shake off its limit on them.
 
     ``for_run``: a run that changes this host closed the door, which was open. It is open again with the end of that
     run, should it be killed, and of what it had systemd do: ``read`` says so.
@@ -74,6 +77,8 @@ class Admission:
     gid: Optional[int] = None
     multi_user: bool = False
     for_run: bool = False
+    room: Optional[Room] = None
+    judged_devices: tuple[str, ...] = ()
 
 
 def path(places: Places, instance: str) -> Path:
@@ -105,9 +110,13 @@ def stored(places: Places, instance: str) -> Optional[Admission]:
     """What was written last, or None where nothing that can be read was."""
     found = remembered.load(path(places, instance))
     try:
-        daemon = found.pop("daemon")
-        read = Admission(**found, daemon=ServedDaemon(**daemon) if daemon is not None else None)
-    except (TypeError, KeyError, AttributeError):
+        daemon, room = found.pop("daemon"), found.pop("room", None)
+        read = Admission(
+            **{**found, "judged_devices": tuple(found.get("judged_devices", ()))},
+            daemon=ServedDaemon(**daemon) if daemon is not None else None,
+            room=None if room is None else Room(room["clients"], check_shares(room["shares"]), room["refuse"]),
+        )
+    except (TypeError, KeyError, AttributeError, BadValue):
         return None
     return read if read.state in STATES else None
 
@@ -120,11 +129,17 @@ def write(places: Places, instance: str, admission: Admission, bound_s: float = 
     with _locked(places, instance, fcntl.LOCK_EX, bound_s):
         if stored(places, instance) == admission:
             return False
-        fields = asdict(admission)
-        if not admission.for_run:  # a door's service of a build before this one, which may still run, does not know it
-            del fields["for_run"]
-        files.write(path(places, instance), json.dumps(fields) + "\n", lasting=False)
+        files.write(path(places, instance), json.dumps(_fields(admission)) + "\n", lasting=False)
         return True
+
+
+def _fields(admission: Admission) -> dict[str, Any]:
+    """As they are written. A door's service of a build before this one may still run, which knows none of the newer
+    ones: where they say nothing they are left out."""
+    fields = asdict(admission)
+    if admission.room is not None:
+        fields["room"]["shares"] = str(admission.room.shares)
+    return {name: value for name, value in fields.items() if name not in _NEWER or value}
 
 
 def forget(places: Places, instance: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Optional, Sequence
 
@@ -15,6 +16,7 @@ from mpsctl.model.gpu import Device, Gpu
 from mpsctl.model.instance import Instance
 from mpsctl.model.instance_file import parse_conf
 from mpsctl.model.settings import VARIABLES
+from mpsctl.model.shares import USER, Room, Share, Shares
 from mpsctl.store.world import World
 
 _SUFFIX = ".conf"
@@ -78,6 +80,30 @@ def gid_of(instance: Instance) -> Optional[int]:
     if gid is None:
         raise _refused("Group", f"the group {instance.group!r}", "a group of this host", "make it, or name another")
     return gid
+
+
+def room_of(instance: Instance) -> Optional[Room]:
+    """How many clients an instance takes at once, users by their number; None where that is not held.
+
+    :raises BadValue: if the host has no such user.
+    """
+    room = instance.room
+    if room is None:
+        return None
+    found: dict[str, Share] = {}
+    for share in room.shares:
+        known = share if share.kind != USER or share.name is None else replace(share, name=str(_uid(share.name)))
+        if known.key in found:
+            raise _refused("Shares", f"{share} and {found[known.key]}, one user", "each share once", "remove one")
+        found[known.key] = known
+    return replace(room, shares=Shares(tuple(found.values())))
+
+
+def _uid(user: str) -> int:
+    uid = procfs.uid_of(user)
+    if uid is None:
+        raise _refused("Shares", f"the user {user!r}", "a user of this host", "make it, or name another")
+    return uid
 
 
 def check_place(instance: Instance) -> None:

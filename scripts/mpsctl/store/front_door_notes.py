@@ -16,23 +16,26 @@ from typing import Iterator, Optional
 from mpsctl.adapters import files, procfs
 from mpsctl.model.errors import MpsctlError
 from mpsctl.model.places import Places
+from mpsctl.model.shares import Whose
 from mpsctl.store import remembered
 
 
 @dataclass(frozen=True)
 class Waits:
-    """A client before the door, ``since_s`` seconds after boot, and what for (a word of the door's)."""
+    """A client before the door, ``since_s`` seconds after boot, and what for (a word of the door's); where it has no
+    place, ``place`` is which one, as ``shares.places`` names it."""
 
     pid: int
     uid: int
     since_s: float
     why: str
+    place: str = ""
 
 
 @dataclass(frozen=True)
 class LetIn:
     """A client that was passed on to a daemon, and the server that had it then; each ``started_at`` (clock ticks since
-    boot) tells a process from a later one with the same pid."""
+    boot) tells a process from a later one with the same pid. ``group`` and ``container`` are as in ``shares.Whose``."""
 
     pid: int
     started_at: int
@@ -41,6 +44,12 @@ class LetIn:
     server_pid: int
     server_started_at: Optional[int]
     at_s: float
+    group: str = ""
+    container: str = ""
+
+    @property
+    def whose(self) -> Whose:
+        return Whose(self.uid, self.group, self.container)
 
     @property
     def server_lives(self) -> bool:

@@ -1,0 +1,63 @@
+"""The control group of a process, as far as root made it.
+
+A user may name groups as he likes below one that was given to him (a user's own service manager, a unit with
+``Delegate=``), and so may who is root in a container. What is below those tells nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Iterator
+
+from mpsctl.adapters import procfs
+from mpsctl.model.shares import Whose
+
+_ROOT = Path("/sys/fs/cgroup")
+_MOUNTS = ((_ROOT, ""), (_ROOT / "unified", ""), (_ROOT / "systemd", "name=systemd"))
+"""Where the groups lie, and the hierarchy by its name in /proc/PID/cgroup: of version 2, the same beside version 1, and
+systemd's own of version 1 (cgroups(7))."""
+
+
+def whose(pid: int, uid: int) -> Whose:
+    """The process by its user and its control group; without a group where that cannot be read."""
+    paths = dict(_paths(pid))
+    for mount, name in _MOUNTS:
+        path = paths.get(name, "/")
+        if path != "/" and (mount / path.lstrip("/")).is_dir():
+            container = procfs.container_in(path)
+            end = len(path) if container is None else container[1]
+            group = _made_by_root(mount, path[:end])
+            whole = container is not None and len(group) >= len(path[:end].rstrip("/"))
+            return Whose(uid, group, container[0] if container is not None and whole else "")
+    return Whose(uid)
+
+
+def _paths(pid: int) -> Iterator[tuple[str, str]]:
+    """The group in each hierarchy, by the names of its controllers."""
+    try:
+        text = Path(f"/proc/{pid}/cgroup").read_text(errors="replace")
+    except OSError:
+        return
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        yield controllers, path
+
+
+def _made_by_root(mount: Path, path: str) -> str:
+    """As much of the path as lies in folders that only root can write."""
+    made, folder = "", mount
+    for part in filter(None, path.split("/")):
+        if part == ".." or not _only_root_writes(folder):
+            break
+        made, folder = f"{made}/{part}", folder / part
+    return made
+
+
+def _only_root_writes(folder: Path) -> bool:
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return False
+    return found.st_uid == 0 and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
