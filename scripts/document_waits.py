@@ -76,6 +76,8 @@ OF_PROGRAM = (
     Wait("front_door.servers.SESSION_S", "the door's session with the daemon", "asked again"),
     Wait("front_door.readiness._START_SESSION_S", "the session that asks for a server", "asked again"),
     Wait("front_door.readiness._START_S", "the start of a server", "started again"),
+    Wait("front_door.census.PLACE_KEPT_S", "the first context of a client that was let in", "its place is given away"),
+    Wait("front_door.environments._BOUND_S", "the environment of a client, where it is judged", "it comes in unread"),
     Wait("front_door.jam._ANSWER_S", "the answer of a daemon that may be jammed", "the health look is started"),
     Wait("front_door.worker._END_S", "what the door is doing when it ends", "left undone"),
     Wait("store.admission.DEFAULT_WAIT_S", "a client, where the door knows no other length", "error 805"),

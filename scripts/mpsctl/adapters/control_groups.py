@@ -14,6 +14,7 @@ from typing import Iterator
 from mpsctl.adapters import procfs
 from mpsctl.model.shares import Whose
 
+_PROC = Path("/proc")
 _ROOT = Path("/sys/fs/cgroup")
 _MOUNTS = ((_ROOT, ""), (_ROOT / "unified", ""), (_ROOT / "systemd", "name=systemd"))
 """Where the groups lie, and the hierarchy by its name in /proc/PID/cgroup: of version 2, the same beside version 1, and
@@ -37,7 +38,7 @@ def whose(pid: int, uid: int) -> Whose:
 def _paths(pid: int) -> Iterator[tuple[str, str]]:
     """The group in each hierarchy, by the names of its controllers."""
     try:
-        text = Path(f"/proc/{pid}/cgroup").read_text(errors="replace")
+        text = (_PROC / str(pid) / "cgroup").read_text(errors="replace")
     except OSError:
         return
     for line in text.splitlines():

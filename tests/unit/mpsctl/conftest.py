@@ -18,7 +18,7 @@ from converging import Fleet
 from door import Door
 from fakes import FakeDaemon, Host, h200
 from judging import UNIT, serve
-from mpsctl.adapters import hardware, log_fifo, procfs, trusted
+from mpsctl.adapters import control_groups, hardware, log_fifo, procfs, trusted
 from mpsctl.causes import apple_gpu
 from mpsctl.model import messages
 from mpsctl.store import world as worlds
@@ -112,6 +112,7 @@ def host(root: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr(procfs, "environment", lambda pid: table[pid].environment if pid in table else None)
     monkeypatch.setattr(procfs, "groups", lambda pid: table[pid].gids if pid in table else ())
     monkeypatch.setattr(procfs, "parent", lambda pid: table[pid].parent if pid in table else 0)
+    monkeypatch.setattr(control_groups, "whose", made.whose)
     monkeypatch.setattr(procfs, "container", lambda pid: table[pid].container if pid in table else None)
     monkeypatch.setattr(procfs, "unit", lambda pid: table[pid].unit if pid in table else None)
     monkeypatch.setattr(procfs, "namespace", lambda pid, kind: f"{kind}:[{table[pid].mounts if pid in table else 1}]")

@@ -28,6 +28,7 @@ from mpsctl.model.gpu import Gpu, Load, MigDevice
 from mpsctl.model.names import door_unit
 from mpsctl.model.peers import Peers
 from mpsctl.model.places import Places
+from mpsctl.model.shares import Whose
 from mpsctl.store import admission, configuration
 from mpsctl.store.world import World
 
@@ -193,6 +194,7 @@ class Process:
     state: str = "S"
     parent: int = 1
     container: Optional[str] = None
+    group: str = ""
     root: Path = Path("/")
     mounts: int = 1
     session: Optional[str] = None
@@ -588,6 +590,11 @@ class Host:
         pid = pid or self._next_pid
         self.processes[pid] = Process(name[:15], command, environment, int(self.clock.now_s * 100), uid)
         return pid
+
+    def whose(self, pid: int, uid: int) -> Whose:
+        """As ``control_groups.whose``; all that stands in a process's group is root's."""
+        found = self.processes.get(pid)
+        return Whose(uid) if found is None else Whose(uid, found.group, found.container or "")
 
     def launch(self, environment: dict[str, str]) -> FakeDaemon:
         """A control daemon, as ExecStart does it."""
