@@ -27,13 +27,14 @@ def clients(host: Host, policy: str) -> list[Client]:
     return made
 
 
-def changed(host: Host, policy: str, root: str) -> str:
-    """site.yml with another pipe root, which a running daemon cannot take."""
+def changed(host: Host, policy: str, multi_user: bool) -> str:
+    """site.yml with the other kind of daemon, which a running one cannot become."""
     begin = time.monotonic()
     said = converge(
         host,
         "4G",
-        f"-e mps_pipe_root={root} -e mps_on_clients={policy} -e mps_drain_timeout_s=20; echo exit $?",
+        f"-e mps_multi_user={str(multi_user).lower()} -e mps_on_clients={policy} -e mps_drain_timeout_s=20;"
+        " echo exit $?",
         quiet=True,
     )
     print("\n".join(f"     {line}" for line in said.splitlines() if line.strip())[-2500:])
@@ -49,7 +50,7 @@ def policies(host: Host) -> None:
     print("-- refuse")
     made = clients(host, "refuse")
     before = main_pid(host)
-    said = changed(host, "refuse", "/run/mps-two")
+    said = changed(host, "refuse", True)
     soft("refuse: the play ends non-zero", "exit 0" not in said, said.splitlines()[-1])
     soft("refuse: it names the clients", str(made[0].pid) in said, made[0].pid)
     soft("refuse: the daemon is the same", main_pid(host) == before, before)
@@ -66,14 +67,14 @@ def policies(host: Host) -> None:
 
     thread = threading.Thread(target=leave)
     thread.start()
-    said = changed(host, "wait", "/run/mps-three")
+    said = changed(host, "wait", True)
     thread.join()
     ends = [one.line(1).get("held") for one in made]
     soft("wait: every client ended well", ends == ["ok"] * COUNT, ends)
     soft("wait: the change is in force", "exit 0" in said, said.splitlines()[-1])
     print("-- terminate")
     made = clients(host, "terminate")
-    said = changed(host, "terminate", "/run/mps-four")
+    said = changed(host, "terminate", False)
     ends = [one.line(1).get("code") for one in made]
     soft("terminate: every client saw 810", ends == [810] * COUNT, ends)
     soft("terminate: the change is in force", "exit 0" in said, said.splitlines()[-1])

@@ -18,6 +18,7 @@ import bench_trial
 import consent_trial
 import front_door_trial
 import limits_trial
+import places_trial
 import plan_trial
 import users_trial
 import verify_trial
@@ -63,6 +64,7 @@ PARTS: dict[str, Callable[[Host], None]] = {
 }
 LONG: dict[str, Callable[[Host], None]] = {
     **front_door_trial.PARTS,
+    "places": places_trial.part,
     "sweeps": bench_trial.long,
     "models": bench_trial.torch,
 }
