@@ -84,6 +84,7 @@ bench: setup lab-parts ## what a fleet-wide run costs, against a ping task and a
 .PHONY: soak
 soak: setup lab-parts ## the long trials: the front door under kills, killed runs, long rollouts, thousands of strings against real daemons
 	pytest -q tests/soak
+	MPS_ADMISSIONS=2500 pytest -q -n 2 tests/unit/mpsctl/test_door_places.py -k drift
 
 .PHONY: gpu-bundle
 gpu-bundle: setup ## pack what a GPU machine without internet needs into build/gpu-bundle.tar.xz

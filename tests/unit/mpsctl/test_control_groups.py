@@ -1,0 +1,109 @@
+"""Whose a process is by its control group: what root made of it, and nothing below."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mpsctl.adapters import control_groups
+from mpsctl.model.shares import Whose
+
+ALICE = 1000
+
+
+class Groups:
+    """Hierarchies of control groups in a folder, and a /proc beside them. Whoever is a folder's owner made what is in
+    it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.proc, self.mount = folder / "proc", folder / "cgroup"
+        monkeypatch.setattr(control_groups, "_PROC", self.proc)
+        self.version_2 = ((self.mount, ""),)
+        self.version_1 = ((self.mount / "unified", ""), (self.mount / "systemd", "name=systemd"))
+        monkeypatch.setattr(control_groups, "_MOUNTS", (*self.version_2, *self.version_1))
+        self.mount.mkdir()
+
+    def make(self, path: str, of_user: str = "", mount: str = "") -> None:
+        (self.mount / mount / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
+        if of_user:
+            os.chown(self.mount / mount / of_user.lstrip("/"), ALICE, ALICE)
+
+    def process(self, *lines: str) -> Whose:
+        (self.proc / "7").mkdir(parents=True, exist_ok=True)
+        (self.proc / "7" / "cgroup").write_text("".join(f"{line}\n" for line in lines))
+        return control_groups.whose(7, ALICE)
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
+    if os.geteuid():
+        pytest.skip("only root can give a folder to a user")
+    return Groups(tmp_path, monkeypatch)
+
+
+def test_a_unit_of_root(groups: Groups) -> None:
+    groups.make("/system.slice/api.service")
+    assert groups.process("0::/system.slice/api.service") == Whose(ALICE, "/system.slice/api.service")
+
+
+def test_what_a_user_named_says_nothing(groups: Groups) -> None:
+    own = "/user.slice/user-1000.slice/user@1000.service"
+    groups.make(f"{own}/app.slice/api.service", of_user=own)
+    assert groups.process(f"0::{own}/app.slice/api.service") == Whose(ALICE, own)
+
+
+def test_nor_below_a_unit_that_was_given_to_its_user(groups: Groups) -> None:
+    """``Delegate=yes`` with ``User=``."""
+    groups.make("/system.slice/ci.service/batch.slice", of_user="/system.slice/ci.service")
+    assert groups.process("0::/system.slice/ci.service/batch.slice").group == "/system.slice/ci.service"
+
+
+def test_nor_in_a_folder_that_all_can_write(groups: Groups) -> None:
+    groups.make("/open/api.service")
+    (groups.mount / "open").chmod(0o777)
+    assert groups.process("0::/open/api.service").group == "/open"
+
+
+@pytest.mark.parametrize(
+    ("path", "container"),
+    [
+        ("/system.slice/docker-0a1b.scope", "0a1b"),
+        ("/docker/0a1b", "0a1b"),
+        ("/machine.slice/libpod-0a1b.scope", "0a1b"),
+        ("/machine.slice/machine-web.scope", "web"),
+        (f"/kubepods/besteffort/pod1/{'c' * 64}", "c" * 64),
+    ],
+)
+@pytest.mark.parametrize("inside", ["", "/system.slice/api.service"])
+def test_a_container_and_nothing_within_it(groups: Groups, path: str, container: str, inside: str) -> None:
+    """Its own root names what it likes there."""
+    groups.make(path + inside)
+    assert groups.process(f"0::{path}{inside}") == Whose(ALICE, path, container)
+
+
+def test_a_container_by_a_name_that_a_user_gave_is_none(groups: Groups) -> None:
+    own = "/user.slice/user-1000.slice/user@1000.service"
+    groups.make(f"{own}/docker-0a1b.scope", of_user=own)
+    assert groups.process(f"0::{own}/docker-0a1b.scope") == Whose(ALICE, own)
+
+
+def test_version_1_by_systemds_own_hierarchy(groups: Groups) -> None:
+    groups.make("/system.slice/api.service", mount="systemd")
+    found = groups.process("5:memory:/elsewhere", "1:name=systemd:/system.slice/api.service", "0::/")
+    assert found.group == "/system.slice/api.service"
+
+
+def test_both_side_by_side(groups: Groups) -> None:
+    groups.make("/system.slice/api.service", mount="unified")
+    assert groups.process("1:name=systemd:/", "0::/system.slice/api.service").group == "/system.slice/api.service"
+
+
+@pytest.mark.parametrize("lines", [("0::/",), (), ("0::/../../elsewhere",), ("0::/gone.slice/gone.service",)])
+def test_what_is_not_told_is_nobodys(groups: Groups, lines: tuple[str, ...]) -> None:
+    assert groups.process(*lines) == Whose(ALICE)
+
+
+def test_a_process_that_has_ended(groups: Groups) -> None:
+    assert control_groups.whose(8, ALICE) == Whose(ALICE)
