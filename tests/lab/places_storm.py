@@ -22,7 +22,7 @@ from pathlib import Path
 CLIENT = "/usr/lib/mps-lab/simulated_client.py"
 DAEMON = "/usr/bin/nvidia-cuda-mps-control"
 PUBLIC, OWN = "/run/nvidia-mps/0", "/run/mps-fleet/0/pipe"
-LONGEST_S = 150.0
+LONGEST_S = 400.0
 
 LAUNCHER = """
 import json, os, random, signal, subprocess, sys, time

@@ -275,6 +275,7 @@ class Counted:
         self.door, self.dice = door, random.Random(seed)
         self.room = hold(door, 8, f"unit:api.service=3 user:{BOB}=2 each-unit=4")
         self.here: list[Visitor] = []
+        self.since_s: dict[int, float] = {}
         self.waiting: list[Visitor] = []
         self.admitted = 0
 
@@ -314,12 +315,19 @@ class Counted:
         door.judge.passed(visitor, 0)
         self.admitted += 1
         self.here.append(visitor)
+        self.since_s[visitor.pid] = door.host.clock.now_s
         if self.dice.random() < 0.9:
             door.daemon.connect(the_server(door), visitor.pid)
 
+    def has_place(self, visitor: Visitor) -> bool:
+        """Who makes no context gives his place away after a while."""
+        listed = visitor.pid in self.door.daemon.servers[the_server(self.door)].clients
+        return listed or self.door.host.clock.now_s < self.since_s[visitor.pid] + PLACE_KEPT_S
+
     def holds(self) -> None:
-        counted = shares.count(self.room, map(self.whose, self.here))
-        for visitor in self.here:
+        holders = list(filter(self.has_place, self.here))
+        counted = shares.count(self.room, map(self.whose, holders))
+        for visitor in holders:
             for place, most in shares.places(self.room, self.whose(visitor)):
                 assert counted[place] <= most, (place, counted)
 
