@@ -17,7 +17,6 @@ from mpsctl.converge import consent, host_lock, ours, policy_steps, walk
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.file_steps import RemovePartialFile
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
-from mpsctl.converge.policy_steps import UnloadPolicy
 from mpsctl.converge.remains_steps import RemoveFormerDirectory, RemoveTransport
 from mpsctl.converge.removal_steps import RemoveDirectory, RemoveFile, RemoveProgram, StopHelpers
 from mpsctl.converge.step import Occupied, Step, withhold
@@ -84,7 +83,8 @@ def _remove(world: World, on_clients: str, drain_timeout_s: int, answer: Answer)
         answer.warn(f"{path} is not ours and stays")
     steps = _steps(found, on_clients, drain_timeout_s)
     weak = found.host.weak_points
-    answer.error = ours.untrusted(weak) if weak else _modes_would_be_lost(found)
+    blocked = "; ".join(walk.blocked(steps))
+    answer.error = ours.untrusted(weak) if weak else _modes_would_be_lost(found) or blocked or None
     if answer.error:
         return
     try:
@@ -149,13 +149,13 @@ def _steps(found: _Found, on_clients: str, drain_timeout_s: int) -> list[Step]:
         *_modes(found, needs),
         *(RemoveFile(path, needs) for path in found.units),
         *_remains(found, needs),
-        *([UnloadPolicy(needs)] if policy_steps.record(world).exists() else []),
     ]
+    unload = [policy_steps.unload(world, needs)] if policy_steps.record(world).exists() else []
     directories = list(_directories(world, needs))
     program = [RemoveProgram(world.places.program, needs)] if world.places.program.exists() else []
-    if steps or directories or program:  # an interrupted run may have come as far as the units
+    if steps or unload or directories or program:  # an interrupted run may have come as far as the units
         steps.append(ReloadSystemd(after_removal=True, needs=needs))
-    steps += [*directories, *program]
+    steps += [*unload, *directories, *program]
     withhold(steps, {name: Occupied() for name in found.theirs})
     return consent.order(world, steps, instances, on_clients, drain_timeout_s)
 
