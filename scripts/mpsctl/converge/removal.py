@@ -13,7 +13,7 @@ from typing import Iterator, Mapping, Optional, Sequence
 
 from mpsctl.adapters import hardware, systemd
 from mpsctl.checks import words
-from mpsctl.converge import consent, host_lock, ours, policy_steps, walk
+from mpsctl.converge import consent, host_lock, ours, own_folders, policy_steps, walk
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.file_steps import RemovePartialFile
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
@@ -112,6 +112,7 @@ def _look(world: World) -> _Found:
     units = [places.units / name for name in UNIT_FILES]
     foreign = [path for path in units if path.exists() and not ours.is_ours(path)]
     foreign += [places.conf(name) for name in every if name not in mine]
+    foreign += _foreign_in_ours(places)
     running = [name for name in ran if host.instances[name].pid or host.instances[name].active]
     return _Found(
         world,
@@ -187,11 +188,17 @@ def _remains(found: _Found, needs: Mapping[str, str]) -> Iterator[Step]:
 def _directories(world: World, needs: Mapping[str, str]) -> Iterator[RemoveDirectory]:
     lock = world.places.host_lock
     for path in (world.places.state, world.places.cache):
-        if path.is_dir():
+        if path.is_dir() and (own_folders.look(world.places, path).mine or not any(path.iterdir())):
             yield RemoveDirectory(path, needs)
     # The lock goes, with its directory, at the end of the run.
-    if lock.parent.is_dir() and any(path != lock for path in lock.parent.iterdir()):
+    if lock.parent.is_dir() and any(path != lock for path in own_folders.look(world.places, lock.parent).mine):
         yield RemoveDirectory(lock.parent, needs, keeps=lock)
+
+
+def _foreign_in_ours(places: Places) -> Iterator[Path]:
+    for folder in (places.state, places.cache, places.host_lock.parent):
+        if folder.is_dir():
+            yield from own_folders.look(places, folder).others
 
 
 def _what_is_left(world: World, steps: Sequence[Step], problems: Sequence[str]) -> Optional[str]:
@@ -202,6 +209,11 @@ def _what_is_left(world: World, steps: Sequence[Step], problems: Sequence[str]) 
     left += [str(step.conf) for step in gone if step.conf.exists()]
     if all(step.due for step in steps):
         left += [str(step.path) for step in _directories(world, {})]
+        if world.places.host_lock.parent.is_dir():  # a measurement's, that goes on beside this run
+            left += [
+                f"{path}, which a control daemon serves"
+                for path in own_folders.look(world.places, world.places.host_lock.parent).served
+            ]
     if not left:
         return None
     return f"still there: {', '.join([*left, *problems])}; run it again, or see `systemctl status`"
