@@ -2,7 +2,8 @@
 
 It is told by its place, its name and its kind together. What else lies there somebody put there: it stays, with the
 folders that it lies in, and is named. The directory of a daemon that runs stays too: without it the daemon lives on,
-answers nobody and keeps its GPU (control daemon 550).
+answers nobody and keeps its GPU (control daemon 550). And so do the notes of processes that were let in and live: where
+MPS comes back before they have ended, they come in to no other server than theirs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from mpsctl.adapters import files, pipe
 from mpsctl.converge.file_steps import remove_empty
 from mpsctl.model.pattern import Pattern
 from mpsctl.model.places import Places
+from mpsctl.store import front_door_notes
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _HALF = r"\.[^/]+\.[0-9]+\.new"
@@ -48,18 +50,19 @@ _RUN = _Forms(
 @dataclass
 class Found:
     """What is ours in a folder, by how it is removed, and what is not. ``folders`` may have others' in them; ``served``
-    are trees of daemons that run."""
+    are trees of daemons that run, ``survivors`` notes of clients that live."""
 
     files: list[Path] = field(default_factory=list)
     trees: list[Path] = field(default_factory=list)
     folders: list[Path] = field(default_factory=list)
     served: list[Path] = field(default_factory=list)
+    survivors: list[Path] = field(default_factory=list)
     others: list[Path] = field(default_factory=list)
 
     @property
     def mine(self) -> list[Path]:
         """What goes whatever else lies there."""
-        kept = {path.parent for path in (*self.others, *self.served)}
+        kept = {path.parent for path in (*self.others, *self.served, *self.survivors)}
         return [*self.files, *self.trees, *(path for path in self.folders if path not in kept)]
 
 
@@ -70,22 +73,24 @@ def look(places: Places, folder: Path) -> Found:
     """
     forms = {places.state: _STATE, places.cache: _CACHE}.get(folder, _RUN)
     found = Found()
-    _walk(folder, folder, forms, found)
+    _walk(places, folder, folder, forms, found)
     return found
 
 
-def _walk(base: Path, folder: Path, forms: _Forms, found: Found) -> None:
+def _walk(places: Places, base: Path, folder: Path, forms: _Forms, found: Found) -> None:
     for entry in sorted(os.scandir(folder), key=lambda one: one.name):
         path = Path(entry.path)
         form = str(path.relative_to(base))
-        if entry.is_file(follow_symlinks=False):
+        if form.endswith(f"/{front_door_notes.NAME}") and front_door_notes.read(places, folder.name).let_in:
+            found.survivors.append(path)
+        elif entry.is_file(follow_symlinks=False):
             (found.files if forms.files.fullmatch(form) else found.others).append(path)
         elif not entry.is_dir(follow_symlinks=False):
             found.others.append(path)
         elif forms.trees.fullmatch(form):
             (found.served if pipe.daemons_on(path) else found.trees).append(path)
         elif forms.folders.fullmatch(form):
-            _walk(base, path, forms, found)
+            _walk(places, base, path, forms, found)
             found.folders.append(path)
         else:
             found.others.append(path)

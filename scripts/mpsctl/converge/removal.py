@@ -95,6 +95,8 @@ def _remove(world: World, on_clients: str, drain_timeout_s: int, answer: Answer)
             answer.error = _what_is_left(world, steps, context.problems)
     finally:
         answer.pending = walk.pending(world, steps)
+    for path in _survivors(world.places):
+        answer.warn(f"{path} stays until a reboot or a later removal: processes that it names came in and still live")
     withheld = [_why_withheld(world, steps, on_clients, drain_timeout_s), _why_shared_stays(found)]
     answer.error = answer.error or "; ".join(line for line in withheld if line) or None
 
@@ -193,6 +195,13 @@ def _directories(world: World, needs: Mapping[str, str]) -> Iterator[RemoveDirec
     # The lock goes, with its directory, at the end of the run.
     if lock.parent.is_dir() and any(path != lock for path in own_folders.look(world.places, lock.parent).mine):
         yield RemoveDirectory(lock.parent, needs, keeps=lock)
+
+
+def _survivors(places: Places) -> list[Path]:
+    """Notes of processes of instances that are gone."""
+    folder = places.host_lock.parent
+    found = own_folders.look(places, folder).survivors if folder.is_dir() else []
+    return [path for path in found if not places.conf(path.parent.name).exists()]
 
 
 def _foreign_in_ours(places: Places) -> Iterator[Path]:

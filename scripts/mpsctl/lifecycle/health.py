@@ -144,13 +144,14 @@ def _is_noted(found: InstanceFacts) -> bool:
 
 def _nobody_is_hurt(found: InstanceFacts, gpus: GpuFacts) -> bool:
     """Whether it is certain that a daemon has no client: NVML tells all of its GPUs' clients, which are none, and of
-    those whom the front door let in to it nobody lives. Without a front door nobody counts who is coming."""
+    those whom the front door let in to it nobody lives. Without a front door nobody counts who is coming, and where its
+    notes are not whole somebody may not be counted."""
     if found.door is None or found.serves_public is not None or gpus.unread is not None or not found.devices:
         return False
+    notes = found.door.notes
     listed = [gpus.clients.get(device.uuid) for device in found.devices]
-    return all(pids is not None and not pids for pids in listed) and not any(
-        one.daemon_pid == found.pid for one in found.door.notes.let_in
-    )
+    came_in = not notes.whole or any(one.daemon_pid == found.pid for one in notes.let_in)
+    return all(pids is not None and not pids for pids in listed) and not came_in
 
 
 def _look_after_limit_bypasses(world: World, desired: Instance, found: InstanceFacts) -> list[Action]:
