@@ -89,11 +89,15 @@ def health(world: World, begun: Optional[Asked] = None) -> Health:
 
 
 def _forget_what_is_disproved(world: World, found: InstanceFacts) -> None:
-    """A default that was set by hand, as the daemon's log says, ends what our record proves: later looks read less."""
+    """A default that was set by hand, as the daemon's log says, ends what our record proves: later looks read less. That
+    we set limits stays on record (0 is none that is ever desired): a null takes back what stands in their place."""
     known = record.read(world, found.name, found.pid)
     said = [value.desired for value in found.values if value.desired.said_bytes is not None]
-    if known is not None and known.limits_mib and any(one.said_bytes != one.desired_bytes for one in said):
-        record.write(world, found.name, replace(known, limits_mib=()))
+    if known is None or all(one.said_bytes == one.desired_bytes for one in said):
+        return
+    disproved = replace(known, limits_mib=tuple(None if mib is None else 0 for mib in known.limits_mib))
+    if disproved != known:
+        record.write(world, found.name, disproved)
 
 
 def _look_after_daemon(world: World, desired: Instance, found: InstanceFacts, gpus: GpuFacts) -> list[Action]:
