@@ -150,6 +150,8 @@ def _of_door() -> str:
     from mpsctl.front_door.bounds import Bounds
 
     bounds = Bounds()
+    service = (PROJECT / "roles/mps/templates/mps-front-door@.service.j2").read_text()
+    longest_s = re.findall(r"^ExecStopPost=.*pause_s < (\d+)", service, re.MULTILINE)[0]
     rows = [
         ("both messages of a client that connected", f"{bounds.silent_s:g}", "error 805"),
         ("the daemon's greeting", f"{bounds.daemon_greeting_s:g}", "the client waits on; the daemon may be jammed"),
@@ -157,6 +159,7 @@ def _of_door() -> str:
         ("a daemon that gave none, with its end kept open", f"{bounds.kept_open_s:g}", "its end is closed"),
         ("a client's last message", f"{bounds.last_message_s:g}", "it is passed on all the same"),
         ("the next client", f"{bounds.idle_s:g}", "the service ends; systemd holds the socket"),
+        ("the next start of a service that ends by itself, 1 s at first", longest_s, "it starts; the socket stands"),
     ]
     return _table(("at the front door, what is awaited", "at most", "then"), rows)
 

@@ -89,8 +89,8 @@ def health(world: World, begun: Optional[Asked] = None) -> Health:
 
 
 def _forget_what_is_disproved(world: World, found: InstanceFacts) -> None:
-    """A default that was set by hand, as the daemon's log says, ends what our record proves: later looks read less. That
-    we set limits stays on record (0 is none that is ever desired): a null takes back what stands in their place."""
+    """A default that was set by hand, as the daemon's log says, ends what our record proves: later looks read less.
+    That we set limits stays on record (0 is none that is ever desired): a null takes back what stands there instead."""
     known = record.read(world, found.name, found.pid)
     said = [value.desired for value in found.values if value.desired.said_bytes is not None]
     if known is None or all(one.said_bytes == one.desired_bytes for one in said):
