@@ -36,7 +36,7 @@ class Wait:
 
 
 OF_PROGRAM = (
-    Wait("converge.host_lock.BOUND_S", "another run that changes this host", "refused with its pid; nothing changed"),
+    Wait("lifecycle.host_lock.BOUND_S", "another run that changes this host", "refused with its pid; nothing changed"),
     Wait("cli.reconcile.INPUT_S", "the next bytes of a request", "refused; nothing was begun"),
     Wait("adapters.systemd._TIMEOUT_S", "an answer of systemd", "unknown, or an error that names the command"),
     Wait("adapters.systemd._JOBS_TIMEOUT_S", "the jobs of one call of systemctl", "an error; the jobs go on"),

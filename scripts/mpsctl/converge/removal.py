@@ -13,7 +13,7 @@ from typing import Iterator, Mapping, Optional, Sequence
 
 from mpsctl.adapters import hardware, systemd
 from mpsctl.checks import words
-from mpsctl.converge import consent, host_lock, ours, own_folders, policy_steps, walk
+from mpsctl.converge import consent, ours, own_folders, policy_steps, walk
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.file_steps import RemovePartialFile
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
@@ -21,7 +21,7 @@ from mpsctl.converge.remains_steps import RemoveFormerDirectory, RemoveTransport
 from mpsctl.converge.removal_steps import RemoveDirectory, RemoveFile, RemoveProgram, StopHelpers
 from mpsctl.converge.step import Occupied, Step, withhold
 from mpsctl.converge.unit_steps import ReloadSystemd
-from mpsctl.lifecycle import drain
+from mpsctl.lifecycle import drain, host_lock
 from mpsctl.model.checked_values import DRAIN_TIMEOUT_S, REFUSE, TERMINATE, WAIT
 from mpsctl.model.errors import MpsctlError, NotReady
 from mpsctl.model.names import HEALTH, TIMER, UNIT_FILES

@@ -1,9 +1,10 @@
 """A look at every instance in bounded time, for a timer.
 
-It does two things, and only where the instance's file says so. It has the daemon end a client that dropped its limit,
-once the client was seen so for the grace time; the process gets no signal (`terminate.py` says what it sees). And it
-ends a daemon that answered nothing at two looks in a row, so that systemd starts it again: the daemon's clients are
-lost with it (error 806: driver 580, H200), and nobody new could connect anyway.
+It opens what a run that was killed left closed. And it does two things only where the instance's file says so. It has
+the daemon end a client that dropped its limit, once the client was seen so for the grace time; the process gets no
+signal (`terminate.py` says what it sees). And it ends a daemon that answered nothing at two looks in a row, so that
+systemd starts it again: the daemon's clients are lost with it (error 806: driver 580, H200), and nobody new could
+connect anyway.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Optional
 
-from mpsctl.adapters import procfs
+from mpsctl.adapters import locks, procfs
 from mpsctl.checks import words
 from mpsctl.checks.judgement import HEALTH
 from mpsctl.checks.report import Report, report
-from mpsctl.lifecycle import terminate
+from mpsctl.lifecycle import admit, host_lock, terminate
 from mpsctl.model.checked_values import RESTART, TERMINATE
+from mpsctl.model.errors import MpsctlError
 from mpsctl.model.instance import Instance
 from mpsctl.observe import facts
 from mpsctl.observe.asked import Asked
@@ -31,6 +33,7 @@ INSTANCE_TIMEOUT_S = 20.0
 ends within 45 s, whatever hangs."""
 
 (
+    OPENED,
     CLIENT_WILL_BE_ENDED,
     CLIENT_ENDED,
     CLIENT_NOT_ENDED,
@@ -38,6 +41,7 @@ ends within 45 s, whatever hangs."""
     DAEMON_ENDED,
     DAEMON_NOT_ENDED,
 ) = (
+    "opened",
     "client-will-be-ended",
     "client-ended",
     "client-not-ended",
@@ -73,6 +77,7 @@ def health(world: World, begun: Optional[Asked] = None) -> Health:
 
     ``begun`` is what the caller began to ask.
     """
+    opened = _open_what_a_run_left_closed(world)
     host = look(world, isolated=True, begun=begun, instance_timeout_s=INSTANCE_TIMEOUT_S)
     done = Health(report(host, HEALTH))
     for name, found in host.instances.items():
@@ -81,11 +86,26 @@ def health(world: World, begun: Optional[Asked] = None) -> Health:
         if found.log_trusted is False:
             open_log.note(world, name, found.pid, procfs.started_at(found.pid))
         _forget_what_is_disproved(world, found)
-        actions = _look_after_limit_bypasses(world, found.desired, found)
+        line = "clients are let in again: the run that closed the instance, to restart or remove it, was killed"
+        actions = [Action(OPENED, found.pid, line)] if name in opened else []
+        actions += _look_after_limit_bypasses(world, found.desired, found)
         actions += _look_after_daemon(world, found.desired, found, host.gpus)
         if actions:
             done.actions[name] = actions
     return done
+
+
+def _open_what_a_run_left_closed(world: World) -> list[str]:
+    """Without a front door nobody notices that a run was killed: what it closed stays closed, and clients run outside
+    MPS there. The instances that were opened."""
+    try:
+        closed = any(admit.is_left_closed(world, name) for name in record.instances(world))
+        if closed and not locks.is_taken(world.places.host_lock):
+            with host_lock.taken(world, wait=False) as opened:
+                return opened
+    except (MpsctlError, OSError):  # a run has just begun, or what keeps it closed is told by a check
+        pass
+    return []
 
 
 def _forget_what_is_disproved(world: World, found: InstanceFacts) -> None:
