@@ -154,12 +154,14 @@ def test_a_whole_removal_leaves_the_notes_of_survivors_and_says_so(host: Host) -
 def test_exec_is_told_by_the_stack() -> None:
     """Of real processes: the same pid and start, another stack."""
     become = (
-        "import os, sys; input(); os.execv(sys.executable, [sys.executable, '-c', 'print(1, flush=True); input()'])"
+        "import os, sys; print(1, flush=True); input();"
+        " os.execv(sys.executable, [sys.executable, '-c', 'print(1, flush=True); input()'])"
     )
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", become], stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
+        process.stdout.readline()
         before = procfs.started_at(process.pid), procfs.stack(process.pid)
         process.stdin.write("go\n")
         process.stdin.flush()
