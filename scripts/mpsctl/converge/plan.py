@@ -39,6 +39,7 @@ NO_LONGER_DESIRED = "the instance is no longer desired"
 FRONT_DOOR = "front-door"
 """The check by its id."""
 _NO_DOOR_YET = "the front door is new, and lets clients in once the limits were read back"
+_FILES_CHANGED = "it was starting when its files were written, and came up by the former ones"
 _BEING_RELOADED = "it is being reloaded, and what that reads of its file cannot be told"
 
 
@@ -245,12 +246,17 @@ def _starts(found: Situation, writes: Sequence[WriteFile], endings: Sequence[Ste
     for instance in found.desired.instances:
         unit = found.facts(instance.name).unit
         if not unit.active:
+            written = shared or found.world.places.conf(instance.name) in paths
+            anew = unit.active_state == "activating" and written
             yield Start(
                 unit=unit.name,
                 before=unit.active_state,
                 instance=instance.name,
-                anew=unit.active_state == "activating" and (shared or found.world.places.conf(instance.name) in paths),
-                needs=_served_by_others(found, instance, ending),
+                anew=instance if anew else None,
+                needs={
+                    **_served_by_others(found, instance, ending),
+                    **({instance.name: _FILES_CHANGED} if anew else {}),
+                },
                 blocked=_why_blocked(unit),
             )
     for unit in found.units.values():

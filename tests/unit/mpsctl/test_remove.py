@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Optional
+from typing import Optional, Sequence
 
 import pytest
 
@@ -107,6 +107,32 @@ def test_an_instance_with_clients_stays_and_so_does_what_it_needs(installed: Hos
     installed.running("1").leave(9001, client)
     assert run(installed).error is None
     assert left(installed) == []
+
+
+def test_who_came_in_since_the_look_is_counted_by_the_last_good_file_too(
+    installed: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon was down and its file damaged at the look; systemd brought it up again, and a client came in."""
+    damaged, good = installed.places.conf("1"), installed.places.conf("1").read_text()
+    unit = installed.systemd.unit("mps-control@1.service")
+    installed.kill(unit.main_pid)
+    unit.main_pid, unit.active_state = 0, "failed"
+    damaged.write_text(f"{FINGERPRINT}: half a fi")
+    client = installed.client()
+    really = installed.systemd.act
+
+    def act(verb: str, units: Sequence[str] = ()) -> Optional[str]:
+        if verb == "disable" and not any(one.servers for one in installed.daemons.values()):
+            damaged.write_text(good)
+            installed.start("1").start_server(9001, [client])
+            damaged.write_text(f"{FINGERPRINT}: half a fi")
+        return really(verb, units)
+
+    monkeypatch.setattr(installed.systemd, "act", act)
+    answer = run(installed)
+    assert [(one["instance"], [each["pid"] for each in one["clients"]]) for one in answer.pending] == [("1", [client])]
+    assert installed.running("1").servers[9001].clients == [client]
+    assert damaged.exists()
 
 
 def test_what_is_not_ours_stays_and_is_named(installed: Host) -> None:
