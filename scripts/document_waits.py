@@ -36,7 +36,7 @@ class Wait:
 
 
 OF_PROGRAM = (
-    Wait("converge.host_lock.BOUND_S", "another run that changes this host", "refused with its pid; nothing changed"),
+    Wait("lifecycle.host_lock.BOUND_S", "another run that changes this host", "refused with its pid; nothing changed"),
     Wait("cli.reconcile.INPUT_S", "the next bytes of a request", "refused; nothing was begun"),
     Wait("adapters.systemd._TIMEOUT_S", "an answer of systemd", "unknown, or an error that names the command"),
     Wait("adapters.systemd._JOBS_TIMEOUT_S", "the jobs of one call of systemctl", "an error; the jobs go on"),
@@ -150,6 +150,8 @@ def _of_door() -> str:
     from mpsctl.front_door.bounds import Bounds
 
     bounds = Bounds()
+    service = (PROJECT / "roles/mps/templates/mps-front-door@.service.j2").read_text()
+    longest_s = re.findall(r"^ExecStopPost=.*pause_s < (\d+)", service, re.MULTILINE)[0]
     rows = [
         ("both messages of a client that connected", f"{bounds.silent_s:g}", "error 805"),
         ("the daemon's greeting", f"{bounds.daemon_greeting_s:g}", "the client waits on; the daemon may be jammed"),
@@ -157,6 +159,7 @@ def _of_door() -> str:
         ("a daemon that gave none, with its end kept open", f"{bounds.kept_open_s:g}", "its end is closed"),
         ("a client's last message", f"{bounds.last_message_s:g}", "it is passed on all the same"),
         ("the next client", f"{bounds.idle_s:g}", "the service ends; systemd holds the socket"),
+        ("the next start of a service that ends by itself, 1 s at first", longest_s, "it starts; the socket stands"),
     ]
     return _table(("at the front door, what is awaited", "at most", "then"), rows)
 

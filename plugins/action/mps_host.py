@@ -82,7 +82,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             answer = transport.answer(done["stdout"])
             if answer is not None and not answer.get("program_differs"):
                 return answer, False
-            if answer is None and transport.was_killed(done["rc"]):
+            if answer is None and transport.is_final(done["rc"]):
                 raise AnsibleActionFail(transport.no_answer(done, python))
         answer = self._send(desired, arguments["program"], python, words)
         if answer.get("program_differs"):
@@ -92,7 +92,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             )
         return answer, True
 
-    def _send(self, desired: str, program_file: str, python: str, words: list[str]) -> dict[str, Any]:
+    def _send(self, desired: str, program_file: str, python: list[str], words: list[str]) -> dict[str, Any]:
         """The answer of our own program, which travels with the request."""
         program = Path(program_file).read_bytes()
         temporary = str(self.get_shell_option("remote_tmp", default="~/.ansible/tmp"))
@@ -125,11 +125,16 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             raise AnsibleActionFail(transport.not_in_time(self._task.timeout)) from None
         return done
 
-    @staticmethod
-    def _python(task_vars: dict[str, Any]) -> str:
+    def _python(self, task_vars: dict[str, Any]) -> list[str]:
         """The interpreter that was set, by variable or in ansible.cfg; else the distribution's."""
         found = constants.config.get_config_value("INTERPRETER_PYTHON", variables=task_vars)
-        return str(found) if str(found).startswith("/") else "/usr/bin/python3"
+        try:
+            return transport.python_words(str(ansible_values.plain(self._templar.template(found))))
+        except Exception as error:  # templates of users may fail in any way
+            said = " ".join(str(error).split())
+            raise AnsibleActionFail(
+                f"ansible_python_interpreter: found {found!s}, expected the path of a Python; {said}"
+            ) from None
 
     @staticmethod
     def _not_done(phase: str, refused: str) -> dict[str, Any]:

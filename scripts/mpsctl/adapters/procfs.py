@@ -45,6 +45,13 @@ def lives(pid: int, began_at: Optional[int]) -> bool:
     return alive(pid) and started_at(pid) == began_at
 
 
+def stack(pid: int) -> int:
+    """Where the stack of the program lies that the process runs: exec(2) puts the next program's elsewhere, while the
+    kernel randomises addresses. 0 where that is not told (proc(5), startstack)."""
+    stat = _stat(pid)
+    return int(stat[25]) if stat else 0
+
+
 def age_s(started_at: Optional[int], now_s: float) -> Optional[int]:
     """How long ago a process began, from its ``started_at`` and the time since boot; None where that is not known."""
     if started_at is None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Optional
 
-from mpsctl.model.errors import NotInForce
+from mpsctl.adapters import files, hardware, trusted
+from mpsctl.model.errors import NoRight, NotInForce, NotReady, Unreadable
 
-MODULE = "mps_fleet"
+MODULE, PRIORITY = "mps_fleet", 400
+"""400 is what semodule gives to a module of a host's own."""
 _TIMEOUT_S = 180
 """To build a policy anew takes a minute on a small machine."""
 
@@ -19,9 +23,64 @@ def enabled(root: Path = Path("/")) -> bool:
     return (root / "sys/fs/selinux/enforce").exists()
 
 
-def loaded(root: Path = Path("/")) -> bool:
-    """Whether our module is among those of a policy on this host, whatever priority it was given."""
-    return any((root / "var/lib/selinux").glob(f"*/active/modules/*/{MODULE}"))
+def installed(root: Path = Path("/")) -> dict[int, Optional[bytes]]:
+    """What the policy of this host has under our module's name, by the priority that it was given: the package, or
+    None where the store keeps no packages (semanage.conf(5), remove-hll).
+
+    :raises NotReady: if the policy's modules are not where libsemanage has them.
+    :raises Unreadable: if what lies there cannot be read, or believed.
+    """
+    modules = store(root)
+    trusted.require(modules)
+    try:
+        found = [path for path in modules.glob(f"*/{MODULE}") if path.parent.name.isdecimal() and path.is_dir()]
+        if not modules.is_dir():
+            raise NotReady(f"found no {modules}, expected the modules of this host's SELinux policy there")
+    except PermissionError:
+        raise NoRight(str(modules)) from None
+    return {int(path.parent.name): _package(path / "hll") for path in found}
+
+
+def store(root: Path = Path("/")) -> Path:
+    """Where the modules of this host's policy lie, as libsemanage finds them (its conf-scan.l; selinux_config(5)).
+
+    :raises Unreadable: if its configuration cannot be read, or believed.
+    """
+    policy = _value(root / "etc/selinux/config", "SELINUXTYPE") or "targeted"
+    place = _value(root / "etc/selinux/semanage.conf", "store-root") or "/var/lib/selinux"
+    return root / place.lstrip("/") / policy / "active/modules"
+
+
+def _value(file: Path, key: str) -> str:
+    """What a file of ``key=value`` lines says last; empty where it says nothing."""
+    text = files.read_text(file) or ""
+    values = re.findall(rf"^[ \t]*{key}[ \t]*=[ \t]*(.*?)[ \t]*$", text, re.MULTILINE | re.IGNORECASE)
+    last = str(values[-1]) if values else ""
+    return last[1:-1] if len(last) > 1 and last[0] == last[-1] == '"' else last
+
+
+def _package(path: Path) -> Optional[bytes]:
+    """A package in the store, which libsemanage compresses unless it is told not to (bzip-blocksize)."""
+    data = files.read_bytes(path, files.MOST_BYTES)
+    if data is None or not data.startswith(b"BZh"):
+        return data
+    import bz2  # seldom needed
+
+    try:
+        return bz2.BZ2Decompressor().decompress(data, files.MOST_BYTES)
+    except (OSError, EOFError):
+        raise Unreadable(str(path), "is damaged") from None
+
+
+def why_no_change() -> Optional[str]:
+    """Why this host's policy cannot be changed, as far as that can be told before; or None."""
+    if _program() is not None:
+        return None
+    return "found no semodule on this host, expected it; install policycoreutils, or set mps_selinux_module to false"
+
+
+def _program() -> Optional[str]:
+    return shutil.which("semodule", path=os.pathsep.join(hardware.SEARCH_PATH))
 
 
 def load(module: Path) -> None:
@@ -41,7 +100,7 @@ def unload() -> None:
 
 
 def _semodule(*arguments: str) -> None:
-    command = ["semodule", *arguments]
+    command = [_program() or "semodule", f"--priority={PRIORITY}", *arguments]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False

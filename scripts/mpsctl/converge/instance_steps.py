@@ -134,7 +134,8 @@ class StopAndRemoveInstance(Step):
 
     @classmethod
     def act(cls, steps: Sequence[StopAndRemoveInstance], context: Context) -> None:
-        withhold_where_somebody_came({step.name: step.desired for step in steps if step.desired}, context)
+        known = {step.name: step.desired or last_good.read(context.world, step.name) for step in steps}
+        withhold_where_somebody_came({name: one for name, one in known.items() if one is not None}, context)
         for step in steps:
             if step.due:
                 step._remove(context.world)

@@ -15,6 +15,7 @@ from mpsctl.converge import consent, ours, policy_steps, remains_steps
 from mpsctl.converge.door_steps import OpenFrontDoor, TakeFrontDoorAway
 from mpsctl.converge.file_steps import InstallProgram, WriteFile, differs, masked
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
+from mpsctl.converge.policy_steps import LoadPolicy, UnloadPolicy
 from mpsctl.converge.request import File
 from mpsctl.converge.situation import Situation
 from mpsctl.converge.step import Step
@@ -38,12 +39,14 @@ NO_LONGER_DESIRED = "the instance is no longer desired"
 FRONT_DOOR = "front-door"
 """The check by its id."""
 _NO_DOOR_YET = "the front door is new, and lets clients in once the limits were read back"
+_FILES_CHANGED = "it was starting when its files were written, and came up by the former ones"
 _BEING_RELOADED = "it is being reloaded, and what that reads of its file cannot be told"
 
 
 def steps(found: Situation, program: Optional[Path]) -> list[Step]:
     """The plan. ``program`` is the file this program runs from, None where it is not to be installed."""
     writes = list(_writes(found))
+    policy = list(policy_steps.steps(found.world, found.request.selinux_module))
     enables, doors = list(_enables(found)), list(_doors(found))
     removals, restarts = list(_removals(found)), list(_restarts(found))
     _note_what_they_wait_for(found, restarts)
@@ -58,7 +61,7 @@ def steps(found: Situation, program: Optional[Path]) -> list[Step]:
     return [
         *InstallProgram.where_it_differs(found.world, program),
         *writes,
-        *policy_steps.steps(found.world, request.selinux_module),
+        *(step for step in policy if isinstance(step, LoadPolicy)),
         *enables,
         *_systemd_reload(found, writes, enables),
         *doors,
@@ -68,6 +71,7 @@ def steps(found: Situation, program: Optional[Path]) -> list[Step]:
         *_reloads_instead(found, restarts),
         *_left_behind(found),
         *remains_steps.of(remains.look(found.world, host_look.public_in_use(found.world, found.host))),
+        *(step for step in policy if isinstance(step, UnloadPolicy)),
     ]
 
 
@@ -242,12 +246,17 @@ def _starts(found: Situation, writes: Sequence[WriteFile], endings: Sequence[Ste
     for instance in found.desired.instances:
         unit = found.facts(instance.name).unit
         if not unit.active:
+            written = shared or found.world.places.conf(instance.name) in paths
+            anew = unit.active_state == "activating" and written
             yield Start(
                 unit=unit.name,
                 before=unit.active_state,
                 instance=instance.name,
-                anew=unit.active_state == "activating" and (shared or found.world.places.conf(instance.name) in paths),
-                needs=_served_by_others(found, instance, ending),
+                anew=instance if anew else None,
+                needs={
+                    **_served_by_others(found, instance, ending),
+                    **({instance.name: _FILES_CHANGED} if anew else {}),
+                },
                 blocked=_why_blocked(unit),
             )
     for unit in found.units.values():

@@ -6,6 +6,7 @@ from typing import Any, Iterable, Sequence
 
 from mpsctl.checks.judgement import SITE
 from mpsctl.checks.report import Report, report
+from mpsctl.converge import policy_steps
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.situation import Situation
 from mpsctl.converge.step import Step
@@ -55,6 +56,7 @@ def judge(found: Situation, steps: Sequence[Step], problems: Sequence[str], answ
         if lines and not facts.active:
             down.append(f"its journal ends: {' | '.join(world.systemd.journal(instance.unit, _JOURNAL_LINES))}")
     wrong += [*_units_not_as_desired(world, found.units, steps), *down]
+    wrong += policy_steps.not_as_desired(world, found.request.selinux_module)
     for line in for_people(seen, [one.name for one in found.desired.instances], steps):
         answer.warn(line)
     if wrong:

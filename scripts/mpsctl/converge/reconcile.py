@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Optional
 
-from mpsctl.converge import host_lock
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.request import Request
+from mpsctl.lifecycle import host_lock
 from mpsctl.observe.asked import Asked
 from mpsctl.store.world import World
 

@@ -13,16 +13,15 @@ from typing import Iterator, Mapping, Optional, Sequence
 
 from mpsctl.adapters import hardware, systemd
 from mpsctl.checks import words
-from mpsctl.converge import consent, host_lock, ours, policy_steps, walk
+from mpsctl.converge import consent, ours, own_folders, policy_steps, walk
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.file_steps import RemovePartialFile
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
-from mpsctl.converge.policy_steps import UnloadPolicy
 from mpsctl.converge.remains_steps import RemoveFormerDirectory, RemoveTransport
 from mpsctl.converge.removal_steps import RemoveDirectory, RemoveFile, RemoveProgram, StopHelpers
 from mpsctl.converge.step import Occupied, Step, withhold
 from mpsctl.converge.unit_steps import ReloadSystemd
-from mpsctl.lifecycle import drain
+from mpsctl.lifecycle import drain, host_lock
 from mpsctl.model.checked_values import DRAIN_TIMEOUT_S, REFUSE, TERMINATE, WAIT
 from mpsctl.model.errors import MpsctlError, NotReady
 from mpsctl.model.names import HEALTH, TIMER, UNIT_FILES
@@ -84,7 +83,8 @@ def _remove(world: World, on_clients: str, drain_timeout_s: int, answer: Answer)
         answer.warn(f"{path} is not ours and stays")
     steps = _steps(found, on_clients, drain_timeout_s)
     weak = found.host.weak_points
-    answer.error = ours.untrusted(weak) if weak else _modes_would_be_lost(found)
+    blocked = "; ".join(walk.blocked(steps))
+    answer.error = ours.untrusted(weak) if weak else _modes_would_be_lost(found) or blocked or None
     if answer.error:
         return
     try:
@@ -95,6 +95,8 @@ def _remove(world: World, on_clients: str, drain_timeout_s: int, answer: Answer)
             answer.error = _what_is_left(world, steps, context.problems)
     finally:
         answer.pending = walk.pending(world, steps)
+    for path in _survivors(world.places):
+        answer.warn(f"{path} stays until a reboot or a later removal: processes that it names came in and still live")
     withheld = [_why_withheld(world, steps, on_clients, drain_timeout_s), _why_shared_stays(found)]
     answer.error = answer.error or "; ".join(line for line in withheld if line) or None
 
@@ -112,6 +114,7 @@ def _look(world: World) -> _Found:
     units = [places.units / name for name in UNIT_FILES]
     foreign = [path for path in units if path.exists() and not ours.is_ours(path)]
     foreign += [places.conf(name) for name in every if name not in mine]
+    foreign += _foreign_in_ours(places)
     running = [name for name in ran if host.instances[name].pid or host.instances[name].active]
     return _Found(
         world,
@@ -149,13 +152,13 @@ def _steps(found: _Found, on_clients: str, drain_timeout_s: int) -> list[Step]:
         *_modes(found, needs),
         *(RemoveFile(path, needs) for path in found.units),
         *_remains(found, needs),
-        *([UnloadPolicy(needs)] if policy_steps.record(world).exists() else []),
     ]
+    unload = [policy_steps.unload(world, needs)] if policy_steps.record(world).exists() else []
     directories = list(_directories(world, needs))
     program = [RemoveProgram(world.places.program, needs)] if world.places.program.exists() else []
-    if steps or directories or program:  # an interrupted run may have come as far as the units
+    if steps or unload or directories or program:  # an interrupted run may have come as far as the units
         steps.append(ReloadSystemd(after_removal=True, needs=needs))
-    steps += [*directories, *program]
+    steps += [*unload, *directories, *program]
     withhold(steps, {name: Occupied() for name in found.theirs})
     return consent.order(world, steps, instances, on_clients, drain_timeout_s)
 
@@ -187,11 +190,24 @@ def _remains(found: _Found, needs: Mapping[str, str]) -> Iterator[Step]:
 def _directories(world: World, needs: Mapping[str, str]) -> Iterator[RemoveDirectory]:
     lock = world.places.host_lock
     for path in (world.places.state, world.places.cache):
-        if path.is_dir():
+        if path.is_dir() and (own_folders.look(world.places, path).mine or not any(path.iterdir())):
             yield RemoveDirectory(path, needs)
     # The lock goes, with its directory, at the end of the run.
-    if lock.parent.is_dir() and any(path != lock for path in lock.parent.iterdir()):
+    if lock.parent.is_dir() and any(path != lock for path in own_folders.look(world.places, lock.parent).mine):
         yield RemoveDirectory(lock.parent, needs, keeps=lock)
+
+
+def _survivors(places: Places) -> list[Path]:
+    """Notes of processes of instances that are gone."""
+    folder = places.host_lock.parent
+    found = own_folders.look(places, folder).survivors if folder.is_dir() else []
+    return [path for path in found if not places.conf(path.parent.name).exists()]
+
+
+def _foreign_in_ours(places: Places) -> Iterator[Path]:
+    for folder in (places.state, places.cache, places.host_lock.parent):
+        if folder.is_dir():
+            yield from own_folders.look(places, folder).others
 
 
 def _what_is_left(world: World, steps: Sequence[Step], problems: Sequence[str]) -> Optional[str]:
@@ -202,6 +218,11 @@ def _what_is_left(world: World, steps: Sequence[Step], problems: Sequence[str]) 
     left += [str(step.conf) for step in gone if step.conf.exists()]
     if all(step.due for step in steps):
         left += [str(step.path) for step in _directories(world, {})]
+        if world.places.host_lock.parent.is_dir():  # a measurement's, that goes on beside this run
+            left += [
+                f"{path}, which a control daemon serves"
+                for path in own_folders.look(world.places, world.places.host_lock.parent).served
+            ]
     if not left:
         return None
     return f"still there: {', '.join([*left, *problems])}; run it again, or see `systemctl status`"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Mapping, Optional, Sequence
 
+from mpsctl.converge import own_folders
 from mpsctl.converge.answer import Difference, state
 from mpsctl.converge.file_steps import text_of
 from mpsctl.converge.step import Context, Step
+from mpsctl.model.errors import MpsctlError
 
 
 @dataclass(eq=False, repr=False)
@@ -60,7 +61,7 @@ class RemoveFile(Step):
 
 @dataclass(eq=False, repr=False)
 class RemoveDirectory(Step):
-    """Remove a directory of ours with all that is in it, but for ``keeps``, which its user removes."""
+    """Remove a directory of ours with what is ours in it, but for ``keeps``, which its user removes."""
 
     kind = "remove-directory"
     path: Path
@@ -75,14 +76,12 @@ class RemoveDirectory(Step):
         return [state(str(self.path), "present", "absent")]
 
     @classmethod
-    def act(cls, steps: Sequence[RemoveDirectory], _: Context) -> None:
+    def act(cls, steps: Sequence[RemoveDirectory], context: Context) -> None:
         for step in steps:
-            if step.keeps is None:
-                shutil.rmtree(step.path, ignore_errors=True)
-                continue
-            for path in step.path.iterdir() if step.path.is_dir() else ():
-                if path != step.keeps:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            try:
+                own_folders.remove(context.world.places, step.path, step.keeps)
+            except (MpsctlError, OSError) as error:  # what stays is told by the look at the end
+                context.problems.append(str(error))
 
 
 @dataclass(eq=False, repr=False)

@@ -11,6 +11,7 @@ from mpsctl.checks import words
 from mpsctl.checks.report import Report
 from mpsctl.converge import ours, plan, read_back, situation, walk
 from mpsctl.converge.answer import Answer
+from mpsctl.converge.door_steps import OpenFrontDoor
 from mpsctl.converge.file_steps import InstallProgram, WriteFile
 from mpsctl.converge.request import Request
 from mpsctl.converge.situation import Situation
@@ -83,7 +84,8 @@ def _weak_points(found: Situation, steps: Sequence[Step]) -> list[WeakPoint]:
     """Where others than root can change something, but for the files that these steps write anew."""
     anew = {step.file.path for step in steps if isinstance(step, WriteFile)}
     anew |= {step.place for step in steps if isinstance(step, InstallProgram)}
-    left = [step.moves_from for step in steps if isinstance(step, Restart) and step.moves_from is not None]
+    moves = (step.moves_from for step in steps if isinstance(step, (OpenFrontDoor, Restart)))
+    left = [place for place in moves if place is not None]
     weak = [*found.host.weak_points, *(one for one in map(trusted.weak_point, left) if one is not None)]
     return [one for one in weak if one.place not in anew]
 

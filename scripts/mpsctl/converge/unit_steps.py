@@ -13,7 +13,7 @@ from mpsctl.lifecycle import compute_modes
 from mpsctl.model.gpu import EXCLUSIVE_PROCESS
 from mpsctl.model.instance import Instance
 from mpsctl.model.names import door_service, door_unit
-from mpsctl.store import public_directories, saved_compute_modes
+from mpsctl.store import admission, public_directories, saved_compute_modes
 from mpsctl.store.world import World
 
 _FORGOTTEN = ("mps-control@*.service", "mps-front-door@*", "mps-health.service")
@@ -86,14 +86,14 @@ class ReloadSystemd(Step):
 
 @dataclass(eq=False, repr=False)
 class Start(Step):
-    """Start a unit. ``anew`` ends an attempt that systemd makes at this moment with what it had before: to start the
-    unit would be to join that."""
+    """Start a unit. ``anew`` is the instance whose unit systemd is starting with what its files said before: to start
+    the unit would be to join that, so the attempt is ended, unless somebody came in by it meanwhile."""
 
     kind = "start"
     unit: str
     before: str
     instance: Optional[str] = None
-    anew: bool = False
+    anew: Optional[Instance] = None
     needs: Mapping[str, str] = field(default_factory=dict)
     blocked: Optional[str] = None
 
@@ -107,8 +107,12 @@ class Start(Step):
     @classmethod
     def act(cls, steps: Sequence[Start], context: Context) -> None:
         bytecode.keep(context.world.places)  # before systemd calls the program many times at once
-        call(context, "start", [step.unit for step in steps if not step.anew])
-        call(context, "restart", [step.unit for step in steps if step.anew])
+        call(context, "start", [step.unit for step in steps if step.anew is None])
+        anew = [step.anew for step in steps if step.anew is not None]
+        # Nobody comes in before a daemon's limits are in force.
+        up = {one.name: one for one in anew if admission.open_directory(context.world.places, one.name) is not None}
+        withhold_where_somebody_came(up, context)
+        call(context, "restart", [step.unit for step in steps if step.anew is not None and step.due])
 
 
 @dataclass(eq=False, repr=False)

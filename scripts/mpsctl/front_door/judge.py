@@ -19,7 +19,8 @@ class Visitor:
 
     ``pid``, ``uid`` and ``gid`` are the kernel's, of the connection (SO_PEERCRED), as the host numbers them.
     ``started_at`` (clock ticks since boot) tells the process from a later one with the same pid. ``debugged`` is what
-    the client's second message says. ``since_s`` is when it was read in full, on the door's clock; ``number`` counts
+    the client's second message says. ``stack`` (``procfs.stack``) tells its program from a later one of the same
+    process, 0 where that is not known. ``since_s`` is when it was read in full, on the door's clock; ``number`` counts
     the connections of this door. ``pidfd`` becomes readable when the process ends.
     """
 
@@ -33,6 +34,7 @@ class Visitor:
     number: int
     pidfd: Optional[int] = None
     messages: tuple[bytes, bytes] = field(default=(b"", b""))
+    stack: int = 0
 
 
 @dataclass(frozen=True)

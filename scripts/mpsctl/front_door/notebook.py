@@ -69,8 +69,17 @@ class Notebook:
         """Note that a visitor is passed on; on disk before the daemon hears of it. Where the disk takes no more, it is
         passed on all the same."""
         key = (visitor.pid, visitor.started_at)
-        now_s = self._world.now_s()
-        noted = LetIn(*key, visitor.uid, daemon.pid, server.pid, server.started_at, now_s, whose.group, whose.container)
+        noted = LetIn(
+            *key,
+            visitor.uid,
+            daemon.pid,
+            self._world.now_s(),
+            server.pid,
+            server.started_at,
+            visitor.stack,
+            whose.group,
+            whose.container,
+        )
         with self._lock:
             self.version += 1
             self._let_in.pop(key, None)  # the newest stand last
@@ -89,8 +98,12 @@ class Notebook:
         self._order()
 
     def noted(self, visitor: Visitor) -> Optional[LetIn]:
-        """Where the visitor's process was let in, if it was."""
-        return self._let_in.get((visitor.pid, visitor.started_at))
+        """Where the visitor's process was let in, if it was. A program that it became since by exec(2) was not: it
+        knows nothing of the server of the one before."""
+        noted = self._let_in.get((visitor.pid, visitor.started_at))
+        if noted is not None and noted.stack and visitor.stack and noted.stack != visitor.stack:
+            return None
+        return noted
 
     def let_in_to(self, daemon: ServedDaemon) -> list[LetIn]:
         """Who was let in to this very daemon, and had not ended when that was looked at last."""

@@ -176,6 +176,7 @@ class Reception:
             number=caller.number,
             pidfd=pidfd,
             messages=(caller.messages[0], caller.messages[1]),
+            stack=procfs.stack(who.pid),
         )
         self._forget(caller)
         if started_at is None or handshake.has_ended(pidfd):

@@ -22,6 +22,8 @@ def run(world: World, instance: str) -> None:
     :raises NotReady: if systemd handed no socket over.
     """
     listener = activation.listener(instance, os.environ, os.getpid())
+    with suppress(OSError):  # from here on it serves: the next one that fails is back soon
+        (world.places.runtime(instance) / "front-door.pause").unlink(missing_ok=True)
     worker, scribe = Worker(world.now_s, _say_fault), Worker(world.now_s, _say_fault)
     judge = InstanceJudge(world, instance, worker, scribe)
     judge.look_back()

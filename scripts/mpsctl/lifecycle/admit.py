@@ -60,7 +60,7 @@ def close_for_drain(world: World, name: str, for_run: bool = False) -> Optional[
     drained = drains.read(world, name)
     state = CLOSED if drained is not None and drained.refuse else WAITING
     closed = replace(known, state=state, why=_told(drained), daemon=_alive(known.daemon))
-    _write(world, name, replace(closed, for_run=for_run and _opens_by_itself(world, name, known)))
+    _write(world, name, replace(closed, for_run=for_run and _was_open(known)))
     return before
 
 
@@ -81,15 +81,32 @@ def close_for_end(
     else:
         found = replace(known, state=WAITING, why=_STARTS)
     found = replace(found, daemon=_alive(known.daemon))
-    _write(world, name, replace(found, for_run=for_run and _opens_by_itself(world, name, known)), bound_s)
+    _write(world, name, replace(found, for_run=for_run and _was_open(known)), bound_s)
     return before
 
 
-def _opens_by_itself(world: World, name: str, known: Admission) -> bool:
-    """Whether a door that is closed for a run is open again with that run's end: it was open, or is closed for this run
-    already. The mode of a directory without a front door stays as it is."""
-    was_open = known.state == OPEN or known.for_run
-    return was_open and known.daemon is not None and _without_door(world, name, known.daemon) is None
+def _was_open(known: Admission) -> bool:
+    """Whether what is closed for a run was open, or is closed for this run already."""
+    return (known.state == OPEN or known.for_run) and known.daemon is not None
+
+
+def is_left_closed(world: World, name: str) -> bool:
+    """Whether a run that was killed, or still is at work, closed an instance, and nobody has opened it since."""
+    found = admission.stored(world.places, name)
+    return found is not None and found.for_run
+
+
+def settle(world: World, name: str) -> bool:
+    """By who has the host lock: what a run closed, that was killed, is open; whether a directory was opened for it.
+
+    A directory is opened for the daemon alone that served there then: the next one is not open before its limits are in
+    force.
+    """
+    found = admission.stored(world.places, name)
+    if found is None or not found.for_run or (found.by_mode and _alive(found.daemon) is None):
+        return False
+    _write(world, name, replace(found, state=OPEN, why="", for_run=False))
+    return found.by_mode
 
 
 def reopen(world: World, name: str, before: Optional[Admission]) -> None:
@@ -110,6 +127,7 @@ def _write(world: World, name: str, found: Admission, bound_s: float = admission
     """A daemon without a front door is opened before it is said to be, and closed before it is said to be closed."""
     before = admission.read(world.places, name)
     public = _without_door(world, name, found.daemon or (before.daemon if before is not None else None))
+    found = replace(found, by_mode=public is not None)
     if public is not None and found.state == OPEN:
         without_door.open_to_everyone(public)
     elif public is not None and public.is_dir():

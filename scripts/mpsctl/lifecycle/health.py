@@ -1,9 +1,10 @@
 """A look at every instance in bounded time, for a timer.
 
-It does two things, and only where the instance's file says so. It has the daemon end a client that dropped its limit,
-once the client was seen so for the grace time; the process gets no signal (`terminate.py` says what it sees). And it
-ends a daemon that answered nothing at two looks in a row, so that systemd starts it again: the daemon's clients are
-lost with it (error 806: driver 580, H200), and nobody new could connect anyway.
+It opens what a run that was killed left closed. And it does two things only where the instance's file says so. It has
+the daemon end a client that dropped its limit, once the client was seen so for the grace time; the process gets no
+signal (`terminate.py` says what it sees). And it ends a daemon that answered nothing at two looks in a row, so that
+systemd starts it again: the daemon's clients are lost with it (error 806: driver 580, H200), and nobody new could
+connect anyway.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Optional
 
-from mpsctl.adapters import procfs
+from mpsctl.adapters import locks, procfs
 from mpsctl.checks import words
 from mpsctl.checks.judgement import HEALTH
 from mpsctl.checks.report import Report, report
-from mpsctl.lifecycle import terminate
+from mpsctl.lifecycle import admit, host_lock, terminate
 from mpsctl.model.checked_values import RESTART, TERMINATE
+from mpsctl.model.errors import MpsctlError
 from mpsctl.model.instance import Instance
 from mpsctl.observe import facts
 from mpsctl.observe.asked import Asked
@@ -31,6 +33,7 @@ INSTANCE_TIMEOUT_S = 20.0
 ends within 45 s, whatever hangs."""
 
 (
+    OPENED,
     CLIENT_WILL_BE_ENDED,
     CLIENT_ENDED,
     CLIENT_NOT_ENDED,
@@ -38,6 +41,7 @@ ends within 45 s, whatever hangs."""
     DAEMON_ENDED,
     DAEMON_NOT_ENDED,
 ) = (
+    "opened",
     "client-will-be-ended",
     "client-ended",
     "client-not-ended",
@@ -73,6 +77,7 @@ def health(world: World, begun: Optional[Asked] = None) -> Health:
 
     ``begun`` is what the caller began to ask.
     """
+    opened = _open_what_a_run_left_closed(world)
     host = look(world, isolated=True, begun=begun, instance_timeout_s=INSTANCE_TIMEOUT_S)
     done = Health(report(host, HEALTH))
     for name, found in host.instances.items():
@@ -81,19 +86,38 @@ def health(world: World, begun: Optional[Asked] = None) -> Health:
         if found.log_trusted is False:
             open_log.note(world, name, found.pid, procfs.started_at(found.pid))
         _forget_what_is_disproved(world, found)
-        actions = _look_after_limit_bypasses(world, found.desired, found)
+        line = "clients are let in again: the run that closed the instance, to restart or remove it, was killed"
+        actions = [Action(OPENED, found.pid, line)] if name in opened else []
+        actions += _look_after_limit_bypasses(world, found.desired, found)
         actions += _look_after_daemon(world, found.desired, found, host.gpus)
         if actions:
             done.actions[name] = actions
     return done
 
 
+def _open_what_a_run_left_closed(world: World) -> list[str]:
+    """Without a front door nobody notices that a run was killed: what it closed stays closed, and clients run outside
+    MPS there. The instances that were opened."""
+    try:
+        closed = any(admit.is_left_closed(world, name) for name in record.instances(world))
+        if closed and not locks.is_taken(world.places.host_lock):
+            with host_lock.taken(world, wait=False) as opened:
+                return opened
+    except (MpsctlError, OSError):  # a run has just begun, or what keeps it closed is told by a check
+        pass
+    return []
+
+
 def _forget_what_is_disproved(world: World, found: InstanceFacts) -> None:
-    """A default that was set by hand, as the daemon's log says, ends what our record proves: later looks read less."""
+    """A default that was set by hand, as the daemon's log says, ends what our record proves: later looks read less.
+    That we set limits stays on record (0 is none that is ever desired): a null takes back what stands there instead."""
     known = record.read(world, found.name, found.pid)
     said = [value.desired for value in found.values if value.desired.said_bytes is not None]
-    if known is not None and known.limits_mib and any(one.said_bytes != one.desired_bytes for one in said):
-        record.write(world, found.name, replace(known, limits_mib=()))
+    if known is None or all(one.said_bytes == one.desired_bytes for one in said):
+        return
+    disproved = replace(known, limits_mib=tuple(None if mib is None else 0 for mib in known.limits_mib))
+    if disproved != known:
+        record.write(world, found.name, disproved)
 
 
 def _look_after_daemon(world: World, desired: Instance, found: InstanceFacts, gpus: GpuFacts) -> list[Action]:
@@ -144,13 +168,14 @@ def _is_noted(found: InstanceFacts) -> bool:
 
 def _nobody_is_hurt(found: InstanceFacts, gpus: GpuFacts) -> bool:
     """Whether it is certain that a daemon has no client: NVML tells all of its GPUs' clients, which are none, and of
-    those whom the front door let in to it nobody lives. Without a front door nobody counts who is coming."""
+    those whom the front door let in to it nobody lives. Without a front door nobody counts who is coming, and where its
+    notes are not whole somebody may not be counted."""
     if found.door is None or found.serves_public is not None or gpus.unread is not None or not found.devices:
         return False
+    notes = found.door.notes
     listed = [gpus.clients.get(device.uuid) for device in found.devices]
-    return all(pids is not None and not pids for pids in listed) and not any(
-        one.daemon_pid == found.pid for one in found.door.notes.let_in
-    )
+    came_in = not notes.whole or any(one.daemon_pid == found.pid for one in notes.let_in)
+    return all(pids is not None and not pids for pids in listed) and not came_in
 
 
 def _look_after_limit_bypasses(world: World, desired: Instance, found: InstanceFacts) -> list[Action]:

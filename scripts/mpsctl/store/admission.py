@@ -31,7 +31,7 @@ from mpsctl.store import remembered
 
 OPEN, WAITING, CLOSED = "open", "waiting", "closed"
 STATES = (OPEN, WAITING, CLOSED)
-_NEWER = ("for_run", "room", "judged_devices")
+_NEWER = ("for_run", "by_mode", "room", "judged_devices")
 DEFAULT_WAIT_S = 60
 BOUND_S = 30
 """Within which who is being passed on is through or given up: the daemon's greeting and answer take 16 s at most."""
@@ -67,7 +67,8 @@ class Admission:
     instance's by UUID where a client is refused whose own variable would shake off its limit on them.
 
     ``for_run``: a run that changes this host closed the door, which was open. It is open again with the end of that
-    run, should it be killed, and of what it had systemd do: ``read`` says so.
+    run, should it be killed, and of what it had systemd do: ``read`` says so. ``by_mode``: without a front door the
+    word is the mode of a directory, which somebody has to open then: the next run does, or health.
     """
 
     state: str
@@ -77,6 +78,7 @@ class Admission:
     gid: Optional[int] = None
     multi_user: bool = False
     for_run: bool = False
+    by_mode: bool = False
     room: Optional[Room] = None
     judged_devices: tuple[str, ...] = ()
 
@@ -93,17 +95,9 @@ def read(places: Places, instance: str) -> Optional[Admission]:
 
 def in_force(places: Places, found: Admission) -> Admission:
     """What holds now by what was written."""
-    if found.for_run and not locks.is_taken(places.host_lock):
+    if found.for_run and not found.by_mode and not locks.is_taken(places.host_lock):
         return replace(found, state=OPEN, why="", for_run=False)
     return found
-
-
-def settle(places: Places, instance: str) -> None:
-    """By the run that has the host lock now: what an earlier one closed, and was killed, is open, and not closed again
-    for as long as this one takes."""
-    found = stored(places, instance)
-    if found is not None and found.for_run:
-        write(places, instance, replace(found, state=OPEN, why="", for_run=False))
 
 
 def stored(places: Places, instance: str) -> Optional[Admission]:

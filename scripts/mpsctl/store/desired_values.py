@@ -101,8 +101,9 @@ def values(
     """What is to be set and read, for the defaults or for one server by its pid.
 
     ``said`` holds the limits in bytes as the server's own log has them, or the daemon's for its defaults; no record
-    outweighs it. What is not managed any more and was set by us, by the record, is taken back: so a daemon that runs
-    has what one has that starts anew. What others set is left.
+    outweighs it. What is not managed any more and was set by us, by the record, is taken back, whoever set something
+    over it since: so a daemon that runs has what one has that starts anew. What others set where we never set anything
+    is left.
     """
     scope, pid = ("", f"{server} ") if server else ("default_", "")
     found = [] if known is None else list(_taken_back(desired, known, scope, pid, bool(server)))

@@ -10,8 +10,9 @@ import json
 import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import Iterator, Optional
+from typing import Any, Optional, TypeVar, get_args, get_type_hints
 
 from mpsctl.adapters import files, procfs
 from mpsctl.model.errors import MpsctlError
@@ -34,16 +35,19 @@ class Waits:
 
 @dataclass(frozen=True)
 class LetIn:
-    """A client that was passed on to a daemon, and the server that had it then; each ``started_at`` (clock ticks since
-    boot) tells a process from a later one with the same pid. ``group`` and ``container`` are as in ``shares.Whose``."""
+    """A client that was passed on to a daemon, and the server that had it then, 0 where that was not written down; each
+    ``started_at`` (clock ticks since boot) tells a process from a later one with the same pid, and ``stack``
+    (``procfs.stack``) its program from a later one, 0 where that is not known. ``group`` and ``container`` are as in
+    ``shares.Whose``."""
 
     pid: int
     started_at: int
     uid: int
     daemon_pid: int
-    server_pid: int
-    server_started_at: Optional[int]
     at_s: float
+    server_pid: int = 0
+    server_started_at: Optional[int] = None
+    stack: int = 0
     group: str = ""
     container: str = ""
 
@@ -68,39 +72,80 @@ class Jammed:
 @dataclass(frozen=True)
 class Notes:
     """``greeting`` is what the daemon says first, in hexadecimal, where it was learned; ``unknown_greeting`` what it
-    said and the door does not understand, as ``greeting``."""
+    said and the door does not understand, as ``greeting``. ``whole`` is whether nothing of it was lost since boot: else
+    somebody may have been let in who is not among ``let_in``."""
 
     waiting: tuple[Waits, ...] = ()
     let_in: tuple[LetIn, ...] = ()
     jammed: Optional[Jammed] = None
     greeting: str = ""
     unknown_greeting: str = ""
+    whole: bool = True
+
+
+NAME = "front-door.json"
 
 
 def path(places: Places, instance: str) -> Path:
-    return places.runtime(instance) / "front-door.json"
+    return places.runtime(instance) / NAME
 
 
 def read(places: Places, instance: str) -> Notes:
-    """What was written last; nothing where it cannot be read. Who has ended meanwhile is left out."""
-    added = tuple(_added(places, instance))  # first: from there they move into the file
-    found = remembered.load(path(places, instance))
-    try:
-        waiting = tuple(Waits(**one) for one in found["waiting"])
-        let_in = tuple(LetIn(**one) for one in found["let_in"])
-        jammed = Jammed(**found["jammed"]) if found["jammed"] is not None else None
-        notes = Notes(waiting, let_in, jammed, found["greeting"], found["unknown_greeting"])
-    except (TypeError, KeyError):
-        notes = Notes()
-    every = sorted((*notes.let_in, *added), key=lambda one: one.at_s)
-    let_in = tuple({(one.pid, one.started_at): one for one in every}.values())
+    """What was written last, as far as it can be read. Who has ended meanwhile is left out.
+
+    Another release may have written it: what that does not know is left out or as if nobody had noted it.
+    """
+    added, whole = _added(places, instance)  # first: from there they move into the file
+    place = path(places, instance)
+    found = remembered.load(place)
+    if not isinstance(found, dict):
+        whole = whole and not os.path.lexists(place)
+        found = {}
+    waiting, _ = _each(Waits, found.get("waiting"))
+    let_in, read_all = _each(LetIn, found.get("let_in", [] if not found else None))
+    every = sorted((*let_in, *added), key=lambda one: one.at_s)
+    newest = {(one.pid, one.started_at): one for one in every}.values()
     return Notes(
-        tuple(one for one in notes.waiting if procfs.alive(one.pid)),
-        tuple(one for one in let_in if procfs.started_at(one.pid) == one.started_at),
-        notes.jammed,
-        notes.greeting,
-        notes.unknown_greeting,
+        tuple(one for one in waiting if procfs.alive(one.pid)),
+        tuple(one for one in newest if procfs.started_at(one.pid) == one.started_at),
+        _one(Jammed, found.get("jammed")),
+        str(found.get("greeting") or ""),
+        str(found.get("unknown_greeting") or ""),
+        whole and read_all and found.get("whole", True) is True,
     )
+
+
+T = TypeVar("T", Waits, LetIn, Jammed)
+
+
+def _each(kind: type[T], found: Any) -> tuple[tuple[T, ...], bool]:
+    """The entries of a list that can be read, and whether all can."""
+    if not isinstance(found, list):
+        return (), False
+    read = [_one(kind, entry) for entry in found]
+    return tuple(one for one in read if one is not None), None not in read
+
+
+def _one(kind: type[T], found: Any) -> Optional[T]:
+    """One entry, or None where it lacks something, or has something else there than belongs there."""
+    fields: Any = kind  # mypy takes no dataclass for hashable
+    kinds = _kinds(fields)
+    known = {key: value for key, value in found.items() if key in kinds} if isinstance(found, dict) else {}
+    try:
+        return kind(**known) if all(_fits(value, kinds[key]) for key, value in known.items()) else None
+    except TypeError:
+        return None
+
+
+@cache
+def _kinds(kind: type[Any]) -> dict[str, tuple[type[Any], ...]]:
+    """The kinds of value that each field takes; a number of JSON's is an integer where it has no fraction."""
+    kinds = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(kind).items()}
+    return {name: (*some, int) if float in some else some for name, some in kinds.items()}
+
+
+def _fits(value: Any, kinds: tuple[type[Any], ...]) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def add(places: Places, instance: str, one: LetIn) -> None:
@@ -133,7 +178,12 @@ def write(places: Places, instance: str, notes: Notes) -> None:
 
 
 def forget(places: Places, instance: str) -> None:
-    for one in (path, _added_path, _former_path):
+    """Forget all but who was let in and lives: an instance of that name may be there again before such a process ends,
+    and at its servers that one would have no limit."""
+    survivors = Notes(let_in=read(places, instance).let_in)
+    if survivors.let_in:
+        files.write(path(places, instance), json.dumps(asdict(survivors)) + "\n", lasting=False)
+    for one in (_added_path, _former_path, *([] if survivors.let_in else [path])):
         files.remove(one(places, instance))
 
 
@@ -148,9 +198,20 @@ def _former_path(places: Places, instance: str) -> Path:
     return path(places, instance).with_suffix(".let-in-before")
 
 
-def _added(places: Places, instance: str) -> Iterator[LetIn]:
+def _added(places: Places, instance: str) -> tuple[list[LetIn], bool]:
+    """Who was added, and whether all lines can be read. One that is cut short, as on a full disk, is somebody too."""
+    found: list[LetIn] = []
+    whole = True
     for one in (_added_path, _former_path):
-        with suppress(OSError, MpsctlError):
-            for line in (files.read_text(one(places, instance)) or "").splitlines():
-                with suppress(ValueError, TypeError):  # the last one of a door that was killed may be cut short
-                    yield LetIn(**json.loads(line))
+        try:
+            lines = (files.read_text(one(places, instance)) or "").splitlines()
+        except (OSError, MpsctlError):
+            whole = False
+            continue
+        for line in filter(None, lines):
+            entry = None
+            with suppress(ValueError):
+                entry = _one(LetIn, remembered.parsed(line))
+            found += [] if entry is None else [entry]
+            whole = whole and entry is not None
+    return found, whole

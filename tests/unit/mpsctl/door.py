@@ -97,12 +97,13 @@ class Door:
 
     # -- visitors
 
-    def visitor(self, uid: int = ALICE, gid: int = 500, pid: int = 0) -> Visitor:
+    def visitor(self, uid: int = ALICE, gid: int = 500, pid: int = 0, stack: int = 0) -> Visitor:
         """One more connection, of a new process or of one that is there."""
         pid = pid or self.host.process("python3", "python3 serve.py", {}, uid)
         self._number += 1
         began = self.host.processes[pid].started_at
-        return Visitor(self._connection, pid, uid, gid, began, False, self.host.clock.now_s, self._number)
+        number, since_s = self._number, self.host.clock.now_s
+        return Visitor(self._connection, pid, uid, gid, began, False, since_s, number, stack=stack)
 
     def ask(self, visitor: Visitor) -> Verdict:
         """The verdict at the next look, the worker having done what was due."""

@@ -10,14 +10,15 @@ from typing import Any, Callable
 
 import pytest
 
-from converging import POLICIES, TIMEOUT_S, Fleet, as_desired, at_work, conf, found, gpu_of
+from converging import POLICIES, TIMEOUT_S, Fleet, as_desired, at_work, conf, found, gpu_of, this_run
 from fakes import FakeDaemon, uuid
-from mpsctl.adapters import files
+from mpsctl.adapters import bytecode, files
 from mpsctl.converge import consent, reconcile
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.request import File, Request
 from mpsctl.model.errors import BadValue
 from mpsctl.model.names import UNIT
+from mpsctl.model.places import Places
 from mpsctl.observe import host as observed
 from mpsctl.store import drains
 
@@ -97,6 +98,35 @@ def test_a_start_that_goes_on_with_an_old_file_is_not_joined(fleet: Fleet, chang
     fleet.host.systemd.acts.clear()
     reconcile.reconcile(fleet.host.world, Request((), confs), check=False)
     assert f"{verb} mps-control@a.service" in fleet.host.systemd.acts
+
+
+@pytest.mark.parametrize("came", [True, False])
+def test_who_came_in_by_that_start_is_not_ended(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, came: bool) -> None:
+    """systemd brought the unit up between the look and the step, with the files of before or with the new ones."""
+    host = fleet.host
+    fleet.converge(a=conf(fleet, "a", GPUs="0"))
+    this_run(host)
+    unit = host.systemd.unit("mps-control@a.service")
+    host.kill(unit.main_pid)
+    unit.main_pid, unit.active_state, unit.sub_state = 0, "activating", "auto-restart"
+    clients: list[int] = []
+
+    really = bytecode.keep
+
+    def up(places: Places) -> None:
+        really(places)
+        if not host.systemd.units["mps-control@a.service"].main_pid:
+            daemon = host.start("a")
+            clients.extend([host.client()] if came else [])
+            daemon.start_server(9001, clients)
+
+    monkeypatch.setattr(bytecode, "keep", up)
+    host.systemd.acts.clear()
+    answer = fleet.converge(a=conf(fleet, "a", GPUs="0", DeviceMemoryLimit="6G"))
+    assert ("restart mps-control@a.service" in host.systemd.acts) is not came
+    assert [client for client in clients if client not in host.processes] == []
+    assert [(one["kind"], one["clients"][0]["pid"]) for one in answer.pending] == [("start", pid) for pid in clients]
+    assert host.door_is_open("a")
 
 
 @pytest.mark.parametrize(("runs", "said"), [(True, 1), (False, 0)])

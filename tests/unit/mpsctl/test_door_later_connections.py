@@ -228,3 +228,28 @@ def test_a_later_process_with_its_pid_is_somebody_else(door: Door) -> None:
     door.host.process("python3", "python3", {}, BOB, known.pid)
     next_daemon(door)
     assert door.word(door.visitor(BOB, pid=known.pid)) == "let-in"
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_another_program_of_the_same_process_begins_anew(door: Door, lost: Callable[[Door], None]) -> None:
+    """exec(2) leaves pid and start time, and nothing of the server that the program before began with."""
+    first = door.come_in(door.visitor(stack=0x7FFC1000))
+    lost(door)
+    assert door.word(door.visitor(pid=first.pid, stack=0x7FFC1000)) == ENDED
+    second = door.come_in(door.visitor(pid=first.pid, stack=0x7FFD2000))
+    lost(door)
+    assert door.word(door.visitor(pid=first.pid, stack=second.stack)) == ENDED
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (0, 5), (5, 0), (5, 5)])
+def test_where_the_program_cannot_be_told_it_is_taken_for_the_same(door: Door, before: int, after: int) -> None:
+    first = door.come_in(door.visitor(stack=before))
+    next_daemon(door)
+    assert door.word(door.visitor(pid=first.pid, stack=after)) == ENDED
+
+
+def test_another_program_meets_a_drain_as_everybody_does(door: Door) -> None:
+    first = door.come_in(door.visitor(stack=1))
+    door.drain(refuse=True)
+    assert door.word(door.visitor(pid=first.pid, stack=1)) == "let-in"
+    assert door.word(door.visitor(pid=first.pid, stack=2)).startswith("refused")

@@ -151,6 +151,8 @@ def says(client: socket.socket, data: bytes) -> None:
 def test_a_client_of_a_closed_instance_is_greeted_refused_and_told_and_the_service_ends_when_asked(root: Path) -> None:
     places = Places(root)
     admission.write(places, "0", Admission(CLOSED, "the unit was stopped"))
+    pause = places.runtime("0") / "front-door.pause"
+    pause.write_text("16\n")
     journal = root / "run/systemd/journal/socket"
     journal.parent.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log, listening(root / "s") as listener:
@@ -171,6 +173,7 @@ def test_a_client_of_a_closed_instance_is_greeted_refused_and_told_and_the_servi
     assert (service.returncode, err) == (0, "")
     assert out == "[]\n", "the program may be replaced while the service runs: nothing is imported late"
     assert (places.runtime("0") / "front-door.json").is_file()
+    assert not pause.exists(), "one that serves ends the pauses of those before it"
 
 
 def test_the_service_makes_room_for_another_program_when_nobody_is_connected(root: Path) -> None:

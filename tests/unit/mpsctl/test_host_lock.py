@@ -15,10 +15,10 @@ import pytest
 from fakes import Host
 from mpsctl.adapters import bytecode, locks
 from mpsctl.adapters.systemd import Systemctl
-from mpsctl.converge import host_lock, reconcile, removal
+from mpsctl.converge import reconcile, removal
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.request import Request
-from mpsctl.lifecycle import health
+from mpsctl.lifecycle import health, host_lock
 
 NOW_S = 0.0
 """A deadline that has passed: whoever finds a lock taken does not wait."""

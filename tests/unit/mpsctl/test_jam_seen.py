@@ -5,6 +5,7 @@ Seen on an H200 without a front door, where a first client was killed while its 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Callable
 
 import pytest
@@ -74,6 +75,15 @@ def test_one_that_the_door_found_too_is_healed_at_the_first_look_where_nobody_ca
 
 def test_one_that_a_look_alone_takes_for_jammed_may_let_clients_in_by_now(host: Host) -> None:
     jam(begin(host))
+    assert [Look(host).kinds for _ in range(3)] == [[], [], []]
+    assert host.systemd.acts == []
+
+
+def test_where_notes_were_lost_somebody_may_be_hurt(host: Host) -> None:
+    daemon = jam(begin(host))
+    noted_by_the_door(host, daemon)
+    notes = front_door_notes.read(host.places, "0")
+    front_door_notes.write(host.places, "0", replace(notes, whole=False))
     assert [Look(host).kinds for _ in range(3)] == [[], [], []]
     assert host.systemd.acts == []
 

@@ -17,9 +17,9 @@ from fakes import Host
 from judging import judge
 from mpsctl.adapters import files, locks
 from mpsctl.checks.judgement import STATUS
-from mpsctl.converge import host_lock, removal
+from mpsctl.converge import removal
 from mpsctl.front_door.judge import LetIn
-from mpsctl.lifecycle import drain
+from mpsctl.lifecycle import drain, health, host_lock
 from mpsctl.model.finding import CRITICAL, OK, RELOAD, UNDRAIN
 from mpsctl.store import admission, drains, last_good
 from mpsctl.store.admission import WAITING, Admission
@@ -199,6 +199,8 @@ def let_in_again(fleet: Fleet, mpsctl: Shell, how: str, **desired: object) -> No
         assert mpsctl("undrain", "a") == 0
     elif how == "reload":
         assert fleet.host.systemd.act("reload", ["mps-control@a.service"]) is None
+    elif how == "health":
+        health.health(fleet.host.world)
     elif how == "run":
         fleet.more = {"on_clients": "refuse"}
         fleet.converge(a=conf(fleet, "a", GPUs="1", **desired))
@@ -219,12 +221,12 @@ def test_a_run_that_is_killed_while_it_drains_keeps_nobody_out(
     assert judge(fleet.host, verb=STATUS).check("a", "drain").level == OK
 
 
-@pytest.mark.parametrize("how", ["undrain", "run", "reload"])
+@pytest.mark.parametrize("how", ["undrain", "run", "reload", "health"])
 @pytest.mark.parametrize("moved", [True, False])
-def test_without_a_front_door_the_state_says_what_opens(
+def test_without_a_front_door_the_state_says_so_and_health_opens(
     fleet: Fleet, mpsctl: Shell, monkeypatch: pytest.MonkeyPatch, how: str, moved: bool
 ) -> None:
-    """Nobody stands there who could notice the end of the run: the mode of the directory stays."""
+    """Nobody stands there who could notice the end of the run: the mode of the directory stays until then."""
     public = fleet.host.pipe_root / "a"
     client = killed_while_it_drains(fleet, monkeypatch, FrontDoor="no")
     desired = {"PipeDirectory": f"{fleet.host.places.root}/moved/a"} if moved else {}
@@ -236,6 +238,50 @@ def test_without_a_front_door_the_state_says_what_opens(
     assert client in fleet.host.processes
     assert fleet.host.door_is_open("a")
     assert public.stat().st_mode & 0o777 == 0o711
+
+
+def left_closed_without_a_door(host: Host) -> Path:
+    host.desired("0", FrontDoor="no")
+    host.start()
+    drain_of_a_run(host)
+    return host.pipe_root / "0"
+
+
+def test_health_says_that_it_opened_and_does_it_once(host: Host) -> None:
+    public = left_closed_without_a_door(host)
+    assert public.stat().st_mode & 0o777 == 0o710
+    kinds = [[one.kind for one in health.health(host.world).actions.get("0", ())] for _ in range(2)]
+    assert kinds == [[health.OPENED], []]
+    assert public.stat().st_mode & 0o777 == 0o711
+    assert not host.places.host_lock.exists()
+
+
+def test_health_opens_nothing_while_the_run_is_at_work(host: Host) -> None:
+    public = left_closed_without_a_door(host)
+    descriptor = locks.take(host.places.host_lock, 0)
+    health.health(host.world)
+    assert public.stat().st_mode & 0o777 == 0o710
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("by", ["health", "run"])
+def test_a_directory_is_opened_for_the_daemon_alone_that_served_there(host: Host, by: str) -> None:
+    """The next one has no limits yet."""
+    public = left_closed_without_a_door(host)
+    host.kill(host.running().pid)
+    if by == "health":
+        health.health(host.world)
+    else:
+        with host_lock.taken(host.world):
+            pass
+    assert public.stat().st_mode & 0o777 == 0o710
+
+
+def test_an_operators_drain_stays_without_a_door_too(host: Host) -> None:
+    public = left_closed_without_a_door(host)
+    drain.drain(host.world, [last_good.load(host.world, "0")], 1)
+    health.health(host.world)
+    assert public.stat().st_mode & 0o777 == 0o710
 
 
 # -- what the door itself sees

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
-from typing import Optional
+from pathlib import Path
+from typing import Optional, Sequence
 
 import pytest
 
 from converging import this_run
 from fakes import Host, h200
 from mpsctl.adapters import hardware
-from mpsctl.converge import reconcile, removal
+from mpsctl.converge import own_folders, reconcile, removal
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.request import Request
 from mpsctl.model.gpu import DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED
@@ -107,6 +109,32 @@ def test_an_instance_with_clients_stays_and_so_does_what_it_needs(installed: Hos
     assert left(installed) == []
 
 
+def test_who_came_in_since_the_look_is_counted_by_the_last_good_file_too(
+    installed: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon was down and its file damaged at the look; systemd brought it up again, and a client came in."""
+    damaged, good = installed.places.conf("1"), installed.places.conf("1").read_text()
+    unit = installed.systemd.unit("mps-control@1.service")
+    installed.kill(unit.main_pid)
+    unit.main_pid, unit.active_state = 0, "failed"
+    damaged.write_text(f"{FINGERPRINT}: half a fi")
+    client = installed.client()
+    really = installed.systemd.act
+
+    def act(verb: str, units: Sequence[str] = ()) -> Optional[str]:
+        if verb == "disable" and not any(one.servers for one in installed.daemons.values()):
+            damaged.write_text(good)
+            installed.start("1").start_server(9001, [client])
+            damaged.write_text(f"{FINGERPRINT}: half a fi")
+        return really(verb, units)
+
+    monkeypatch.setattr(installed.systemd, "act", act)
+    answer = run(installed)
+    assert [(one["instance"], [each["pid"] for each in one["clients"]]) for one in answer.pending] == [("1", [client])]
+    assert installed.running("1").servers[9001].clients == [client]
+    assert damaged.exists()
+
+
 def test_what_is_not_ours_stays_and_is_named(installed: Host) -> None:
     others = {
         installed.places.conf("hand"): "[Instance]\nGPUs=3\n",
@@ -121,6 +149,74 @@ def test_what_is_not_ours_stays_and_is_named(installed: Host) -> None:
     assert sorted(answer.warnings) == sorted(
         f"{path} is not ours and stays" for path in others if path.parent != installed.pipe_root
     )
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "var/lib/mps-fleet/backup/thesis",
+        "var/lib/mps-fleet/notes.txt",
+        "var/lib/mps-fleet/former-compute-modes/README",
+        "var/lib/mps-fleet/public-directories/0.json.kept",
+        "var/cache/mps-fleet/other-tool/index",
+        "run/mps-fleet/0/core.4242",
+        "run/mps-fleet/.hidden/socket",
+    ],
+)
+def test_what_somebody_put_into_a_folder_of_ours_stays_and_is_named(installed: Host, place: str) -> None:
+    """The folder's name decides nothing: what lies in it does."""
+    theirs = installed.places.root / place
+    theirs.parent.mkdir(parents=True, exist_ok=True)
+    theirs.write_text("somebody's")
+    answer = run(installed)
+    assert answer.error is None
+    assert left(installed) == [place]
+    named = [
+        line for line in answer.warnings if place.startswith(line.split()[0].removeprefix(f"{installed.places.root}/"))
+    ]
+    assert len(named) == 1, answer.warnings
+    again = run(installed)
+    assert (again.error, again.changed) == (None, False)
+
+
+def test_every_file_that_the_program_keeps_for_an_instance_is_known_as_ours(host: Host) -> None:
+    program = Path(own_folders.__file__).parents[1]
+    sources = "".join(path.read_text() for path in program.rglob("*.py"))
+    names = {*re.findall(r"\.runtime\([^)]*\) / \"([^\"]+)\"", sources)}
+    names = names - {"pipe"} | {
+        "admission.lock",
+        "admission.entry.lock",
+        "front-door.let-in",
+        "front-door.let-in-before",
+    }
+    assert len(names) > 12
+    folder = host.places.runtime("0")
+    folder.mkdir(parents=True)
+    for name in names:
+        (folder / name).touch()
+    assert own_folders.look(host.places, host.places.host_lock.parent).others == []
+
+
+@pytest.mark.parametrize("kind", ["link", "folder"])
+def test_what_has_the_name_of_a_file_of_ours_and_is_none_stays(installed: Host, kind: str) -> None:
+    place = installed.places.state / "measured.json"
+    away = installed.places.root / "away"
+    away.write_text("somebody's")
+    place.symlink_to(away) if kind == "link" else place.mkdir()
+    assert run(installed).error is None
+    assert away.read_text() == "somebody's"
+    assert place.is_symlink() or place.is_dir()
+
+
+def test_the_directory_of_a_measurement_s_daemon_stays_while_that_runs(installed: Host) -> None:
+    private = installed.places.root / "run/mps-fleet/bench-4711-abcdefgh"
+    private.mkdir()
+    daemon = installed.launch({"CUDA_MPS_PIPE_DIRECTORY": str(private), "CUDA_VISIBLE_DEVICES": h200(2).uuid})
+    assert f"{private}, which a control daemon serves" in str(run(installed).error)
+    assert (private / "control").exists()
+    installed.kill(daemon.pid)
+    assert run(installed).error is None
+    assert left(installed) == []
 
 
 def test_a_run_that_was_interrupted_is_finished_by_the_next(installed: Host, monkeypatch: pytest.MonkeyPatch) -> None:

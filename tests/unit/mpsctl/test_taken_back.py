@@ -9,7 +9,7 @@ import pytest
 from converging import Fleet, as_desired, conf
 from fakes import Host, h200
 from judging import judge
-from mpsctl.lifecycle import apply, stop
+from mpsctl.lifecycle import apply, health, stop
 from mpsctl.model.errors import NotInForce
 from mpsctl.model.finding import CRITICAL, OK
 from mpsctl.store import record, saved_compute_modes
@@ -62,6 +62,33 @@ def test_what_somebody_set_by_hand_is_left(host: Host) -> None:
     daemon.ask(["set_default_device_pinned_mem_limit 0 3G", "set_default_active_thread_percentage 30"], 1)
     assert apply.apply(host.world, "0", daemon.pid) == []
     assert state(host)[:2] == ({"0": 3 << 30}, 30.0)
+
+
+BY_HAND = [
+    "set_default_device_pinned_mem_limit 0 3G",
+    "set_default_active_thread_percentage 30",
+    "set_default_client_priority 0",
+]
+
+
+@pytest.mark.parametrize("looked", [False, True], ids=["", "seen by health"])
+@pytest.mark.parametrize("restarted", [False, True], ids=["live", "by a restart"])
+@pytest.mark.parametrize("set_by_hand", [BY_HAND[:1], BY_HAND[1:2], BY_HAND], ids=["limit", "percentage", "all"])
+def test_what_somebody_set_by_hand_over_ours_is_taken_back_with_it(
+    host: Host, set_by_hand: list[str], restarted: bool, looked: bool
+) -> None:
+    """A daemon that starts anew does not have it either."""
+    daemon = at_work(host)
+    daemon.ask(set_by_hand, 1)
+    if looked:
+        for _ in range(2):
+            health.health(host.world)
+    host.desired()
+    if restarted:
+        host.restart()
+    else:
+        apply.apply(host.world, "0", daemon.pid)
+    assert state(host) == FRESH
 
 
 def test_until_then_every_verb_says_so(host: Host) -> None:

@@ -67,7 +67,8 @@ def main() -> int:
     elif changed and not check and not answer["refused"] and not answer["missing"]:
         state.write_text(desired)
         if program.parent != place:
-            shutil.copy(program, place / "mpsctl")
+            shutil.copyfile(program, place / "mpsctl")
+            (place / "mpsctl").chmod(0o755)
     print(json.dumps(answer))
     return 1 if answer["refused"] or answer["missing"] or answer["error"] else 0
 

@@ -75,7 +75,7 @@ class Fleet:
         path = self.root / name / "calls"
         return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
 
-    def _python(self, name: str) -> str:
+    def python_of(self, name: str) -> str:
         """A host's Python, which tells the fake program where its host is: it travels into memory."""
         if not Path(self.python).exists():
             return self.python
@@ -101,7 +101,7 @@ class Fleet:
             "ansible_remote_tmp": f"{self.root}/{{{{ inventory_hostname }}}}/tmp",
             **(variables or {}),
         }
-        hosts = {name: {"ansible_python_interpreter": self._python(name), **own} for name, own in self.hosts.items()}
+        hosts = {name: {"ansible_python_interpreter": self.python_of(name), **own} for name, own in self.hosts.items()}
         inventory.write_text(yaml.safe_dump({"gpu-nodes": {"hosts": hosts, "vars": group}}))
         record.unlink(missing_ok=True)
         given: dict[str, Any] = {"_mps_program": f"{self.root}/{{{{ inventory_hostname }}}}/mpsctl", **(extra or {})}

@@ -16,9 +16,9 @@ BATCH = "PLAY [Change the limits, batch by batch]"
 
 
 @pytest.fixture(scope="module")
-def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def once(place_of_module: Path) -> Path:
     """The folders of eight hosts with a limit of 4G, as a run of site.yml left them."""
-    fleet = Fleet(tmp_path_factory.mktemp("once"))
+    fleet = Fleet(place_of_module)
     for name in HOSTS:
         fleet.add(name)
     assert fleet.play(variables={"mps_device_memory_limit": "4G"}).exit_code == 0

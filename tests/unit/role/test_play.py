@@ -151,6 +151,18 @@ def test_a_host_without_python_is_named_as_such(fleet: Fleet) -> None:
     assert "ansible_python_interpreter" in message
 
 
+def test_the_interpreter_s_template_is_resolved(fleet: Fleet) -> None:
+    """Ansible's own modules run by it as well."""
+    fleet.add("a", ansible_python_interpreter="{{ interpreter_of_this_host }}", interpreter_of_this_host="/opt/none/py")
+    assert fleet.play().message().startswith("found no /opt/none/py on this host")
+    fleet.hosts["a"]["ansible_python_interpreter"] = "{{ not_defined_anywhere }}"
+    assert "ansible_python_interpreter: found {{ not_defined_anywhere }}" in fleet.play().message()
+    fleet.hosts["a"] = {"interpreter_of_this_host": fleet.python_of("a")}
+    fleet.hosts["a"]["ansible_python_interpreter"] = "{{ interpreter_of_this_host }}"
+    run = fleet.play()
+    assert run.exit_code == 0, run.output
+
+
 def test_of_each_instance_its_word_and_what_is_not_ok_is_kept(fleet: Fleet) -> None:
     checks = [{"name": "unit-active", "level": "ok"}, {"name": "drain", "level": "warning"}]
     instances = {"0": {"word": "warning", "facts": {"name": "0"}, "checks": checks}}

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -187,3 +188,42 @@ def test_what_python_leaves_beside_an_inventory_script_draws_no_warning(tmp_path
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert "WARNING" not in done.stdout + done.stderr
     assert json.loads(done.stdout)["gpu-nodes"] == {"hosts": ["a"]}
+
+
+DOOR_SERVICE = (ROLE / "templates/mps-front-door@.service.j2").read_text()
+
+
+def paused_s(place: Path, result: str, status: str) -> str:
+    """How long the door's service waits before its next start, as systemd would run its ExecStopPost=; the sleep is a
+    stub that says it."""
+    (line,) = re.findall(r"^ExecStopPost=-\+(.*)$", DOOR_SERVICE, re.MULTILINE)
+    stub = place / "bin/sleep"
+    stub.parent.mkdir(exist_ok=True)
+    stub.write_text("#!/bin/sh\necho $1\n")
+    stub.chmod(0o755)
+    words = shlex.split(line.replace("$$", "$").replace("/run/mps-fleet/%i", str(place / "run")))
+    environment = {"PATH": f"{stub.parent}:/usr/bin:/bin", "SERVICE_RESULT": result, "EXIT_STATUS": status}
+    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False).stdout.strip()
+
+
+@pytest.mark.parametrize(("result", "status"), [("success", "0"), ("signal", "KILL"), ("oom-kill", "KILL")])
+def test_a_front_door_that_was_killed_or_had_nothing_to_do_does_not_wait(
+    tmp_path: Path, result: str, status: str
+) -> None:
+    (tmp_path / "run").mkdir()
+    assert [paused_s(tmp_path, result, status) for _ in range(3)] == ["", "", ""]
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("result", "status"), [("exit-code", "203"), ("exit-code", "1"), ("core-dump", "SEGV"), ("resources", "")]
+)
+def test_a_front_door_that_ends_by_itself_waits_ever_longer(tmp_path: Path, result: str, status: str) -> None:
+    (tmp_path / "run").mkdir()
+    assert [paused_s(tmp_path, result, status) for _ in range(7)] == ["1", "2", "4", "8", "16", "16", "16"]
+    (tmp_path / "run/front-door.pause").unlink()  # one has served
+    assert paused_s(tmp_path, result, status) == "1"
+
+
+def test_without_a_place_to_count_it_waits_all_the_same(tmp_path: Path) -> None:
+    assert [paused_s(tmp_path, "exit-code", "203") for _ in range(2)] == ["1", "1"]

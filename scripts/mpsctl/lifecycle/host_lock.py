@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Iterator
 
 from mpsctl.adapters import bytecode, files, locks, procfs
+from mpsctl.lifecycle import admit
 from mpsctl.model.errors import MpsctlError, NotReady, Unreadable
-from mpsctl.store import admission, record
+from mpsctl.store import record
 from mpsctl.store.world import World
 
 BOUND_S = 180
@@ -21,19 +22,22 @@ class Busy(NotReady):
 
 
 @contextmanager
-def taken(world: World) -> Iterator[None]:
-    """Have the host to ourselves, other calls of this function apart.
+def taken(world: World, wait: bool = True) -> Iterator[list[str]]:
+    """Have the host to ourselves, other calls of this function apart; the instances whose directories were opened
+    because an earlier run, that was killed, had closed them.
 
     A systemctl that we start has the lock as well: should we be killed, its jobs come to their end before the next
     run looks at the host.
 
-    :raises Busy: if another run does not end within BOUND_S.
+    :raises Busy: if another run does not end within BOUND_S, or with ``wait`` False is at work now.
     """
     path = world.places.host_lock
     try:
         try:
             descriptor = locks.take(path, world.now_s(), world.now_s, world.sleep_s)
         except locks.Taken:
+            if not wait:
+                raise
             bytecode.load_all()  # the other run may be a removal
             descriptor = locks.take(path, world.now_s() + BOUND_S, world.now_s, world.sleep_s)
     except locks.Taken:
@@ -42,16 +46,19 @@ def taken(world: World) -> Iterator[None]:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         os.set_inheritable(descriptor, True)
-        for name in record.instances(world):
-            with suppress(OSError, MpsctlError):  # what cannot be written stays as it is, and is told by a check
-                admission.settle(world.places, name)
-        yield
+        yield [name for name in record.instances(world) if _settled(world, name)]
     finally:
         path.unlink(missing_ok=True)
         if not world.places.program.exists():  # a host without us; with us, units start in there at any time
             with suppress(OSError):
                 path.parent.rmdir()
         os.close(descriptor)
+
+
+def _settled(world: World, name: str) -> bool:
+    with suppress(OSError, MpsctlError):  # what cannot be written stays as it is, and is told by a check
+        return admit.settle(world, name)
+    return False
 
 
 def wait_for_others(world: World) -> None:
