@@ -25,6 +25,11 @@ class Process:
         return python and bool(_VERBS & {*self.words}) and "--check" not in self.words
 
     @property
+    def is_mpsctl(self) -> bool:
+        """One that acts, or a command of the units, or the front door."""
+        return self.acts or any(word == "/usr/local/bin/mpsctl" for word in self.words[:3])
+
+    @property
     def is_session(self) -> bool:
         return bool(self.words) and self.words[0].startswith(("sshd: ", "sshd-session: ")) and "@" in self.words[0]
 
@@ -47,9 +52,21 @@ def kill(processes: list[Process]) -> None:
             os.kill(process.pid, signal.SIGKILL)
 
 
+def acting(host: LabHost) -> bool:
+    """Whether a run changes this host now."""
+    return any(process.acts for process in _on(host))
+
+
 def victims(what: str, host: LabHost, ansible: int) -> list[Process]:
-    """Of the run whose ansible-playbook has this pid: all of it there, what serves it on a host, or what acts there."""
+    """Of the run whose ansible-playbook has this pid: all of it there, what serves it on a host, or each mpsctl there
+    while it changes that host."""
     if what == "ansible":
         return tree(ansible)
-    there = tree(int(host.facts["leader_pid"]))
-    return [process for process in there if (process.is_session if what == "sshd" else process.acts)]
+    there = _on(host)
+    if what == "sshd":
+        return [process for process in there if process.is_session]
+    return [process for process in there if process.is_mpsctl] if any(process.acts for process in there) else []
+
+
+def _on(host: LabHost) -> list[Process]:
+    return tree(int(host.facts["leader_pid"]))

@@ -26,7 +26,7 @@ from . import interrupted_judge as judge
 from .conftest import LAB, PROJECT, LabHost, hosts
 from .interrupted_obstacles import DISK_MIB, ENDS, OBSTACLES
 from .interrupted_plan import ACTING, DRAIN, REMOVE, SITE, Moment, Plan, Planner
-from .interrupted_processes import kill, tree, victims
+from .interrupted_processes import acting, kill, tree, victims
 
 SEED = "MPS_INTERRUPT_SEED"
 _HOSTS = (("535", "bookworm"), ("550", "bookworm"), ("555", "trixie"))
@@ -54,6 +54,8 @@ class Trial:
     prefix: str
     violations: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    interrupted: int = 0
+    """how many runs something was done to"""
     runs_s: dict[str, float] = field(default_factory=dict)
     """how long the last whole run of each playbook took"""
 
@@ -174,8 +176,8 @@ class Trial:
                         due.remove(moment)
                 time.sleep(_POLL_S)
             code = self._end_of(run, said, f"{plan.playbook} ({', '.join(did)})")[0]
+        self.interrupted += bool(did)
         did += [f"the run had ended before {moment.what}" for moment in due]
-        self.counts["nothing"] += len(did) == len(due)
         if "rebooted" in " ".join(did):
             self._await_boot(plan.host)
         return ", ".join(did), code
@@ -184,7 +186,7 @@ class Trial:
         if moment.at != ACTING:
             return now_s >= moment.at * run_s
         if moment not in seen_s:
-            if not victims("mpsctl", self._of(moment.host), 0):
+            if not acting(self._of(moment.host)):
                 return False
             seen_s[moment] = now_s
         return now_s >= seen_s[moment] + moment.delay_s
@@ -207,11 +209,12 @@ class Trial:
             found = victims(what, host, ansible)
             if not found and what != "mpsctl":
                 return False
-            kill([plan.dice.choice(found)] if found and what == "mpsctl" else found)
-            if not found:
-                did.append(f"mpsctl of {host.name} had ended by itself")
+            if not found:  # it ended by itself meanwhile
                 return True
-            text = f"{what}{'' if what == 'ansible' else f' of {host.name}'} killed after {now_s:.2f} s"
+            found = [plan.dice.choice(found)] if what == "mpsctl" else found
+            kill(found)
+            verb = f" ({' '.join(found[0].words[3:5])})" if what == "mpsctl" else ""
+            text = f"{what}{verb}{'' if what == 'ansible' else f' of {host.name}'} killed after {now_s:.2f} s"
         did.append(text)
         self.counts[what] += 1
         return True
@@ -220,7 +223,7 @@ class Trial:
         """Wait for what a run that was killed left at work."""
         end_s = time.monotonic() + _LONGEST_S
         for host in map(self._of, plan.names):
-            while victims("mpsctl", host, 0):
+            while acting(host):
                 if time.monotonic() > end_s:
                     self.violations.append(f"{host.name}: what was left at work does not end")
                     return
@@ -295,7 +298,7 @@ def prove(trial: Trial, rounds: int, obstacles: bool) -> None:
     seed = seed_of(os.environ.get(SEED))
     over = "over obstacles" if obstacles else "without obstacles"
     print(f"{over}: {SEED}={seed} repeats what the dice say", file=sys.stderr, flush=True)
-    trial.violations, trial.counts = [], Counter()
+    trial.violations, trial.counts, trial.interrupted = [], Counter(), 0
     names = [host.name for host in trial.hosts]
     planner = Planner(random.Random(seed), names, tuple(OBSTACLES) if obstacles else ())
     first = planner.whole()
@@ -303,13 +306,12 @@ def prove(trial: Trial, rounds: int, obstacles: bool) -> None:
     found = trial.probes(first)
     for name, one in found.items():
         trial._add("before", name, judge.desired(one, first.limit_mib[name]))
-    for number in range(1, rounds + 1):
+    number = 0
+    while trial.interrupted < rounds:
+        number += 1
         found.update(trial.round(number, planner.draw(), found))
     done = ", ".join(f"{what} {count}" for what, count in sorted(trial.counts.items()) if count)
     runs = ", ".join(f"{playbook} {count}" for playbook, count in sorted(planner.runs.items()))
-    print(
-        f"{over}: seed {seed}, {rounds} interrupted runs ({runs}; {done}), {len(trial.violations)} violations",
-        file=sys.stderr,
-        flush=True,
-    )
+    counted = f"{trial.interrupted} interrupted runs of {number} ({runs}; {done})"
+    print(f"{over}: seed {seed}, {counted}, {len(trial.violations)} violations", file=sys.stderr, flush=True)
     assert not trial.violations, "\n".join(trial.violations)
