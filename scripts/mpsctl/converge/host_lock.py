@@ -39,8 +39,9 @@ def taken(world: World) -> Iterator[None]:
     except locks.Taken:
         raise _busy(path) from None
     try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        with files.named(path):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         os.set_inheritable(descriptor, True)
         for name in record.instances(world):
             with suppress(OSError, MpsctlError):  # what cannot be written stays as it is, and is told by a check
