@@ -20,11 +20,11 @@ def shown(limit_mib: int) -> str:
 
 @dataclass(frozen=True)
 class Expected:
-    """Of a host on which a run was interrupted: the limits before and as desired by it (MiB), whether the run removes,
-    and whether it, or a reboot, may have ended clients."""
+    """Of a host on which a run was interrupted: the limits before and as desired by it (MiB), whether the run removes
+    or installs, and whether it, or a reboot, may have ended clients."""
 
     limits_mib: tuple[int, int]
-    removes: bool
+    may_be_outside: bool
     ends_clients: bool
 
 
@@ -48,7 +48,7 @@ def between(one: Found, expected: Expected) -> Iterator[str]:
             yield f"the limit of {name} is neither the old nor the new one: {limit}"
         if outcome != IN and not one["amiss"].get(name, []):
             yield f"a client of {name} met {outcome}, and status says well: {one}"
-        if outcome == OUTSIDE and not expected.removes:
+        if outcome == OUTSIDE and not expected.may_be_outside:
             yield f"a client of {name} was outside MPS: {one}"
     for name, state in one["clients"].items():
         if state.startswith(ENDED) and not expected.ends_clients:

@@ -11,7 +11,9 @@ from .interrupted_judge import GPUS
 
 SITE, LIMITS, REMOVE = "site.yml", "playbooks/limits.yml", "playbooks/remove.yml"
 DRAIN, UNDRAIN = "playbooks/drain.yml", "playbooks/undrain.yml"
-RUNS = (SITE, LIMITS, REMOVE, DRAIN)
+INSTALL = "the first site.yml"
+"""On hosts from which everything was removed."""
+RUNS = (SITE, LIMITS, REMOVE, DRAIN, INSTALL)
 KINDS = ("ansible", "sshd", "mpsctl", "reboot")
 NOTHING = "nothing"
 """Where there is an obstacle, that alone may be what interrupts."""
@@ -19,6 +21,7 @@ REFUSE, WAIT, TERMINATE = "refuse", "wait", "terminate"
 START, ACTING = 0.0, -1.0
 FIRST_MIB = 4096
 _DRAIN_S = _STOP_S = 2
+_FOLLOWING = {DRAIN: UNDRAIN, INSTALL: SITE}
 
 Drawn = TypeVar("Drawn")
 
@@ -36,10 +39,10 @@ class Moment:
 
 @dataclass(frozen=True)
 class Plan:
-    """``names`` are the hosts of the run, ``former_mib`` their limits before it, and ``limit_mib`` that of the run.
-    ``clients`` has for each host and instance how long its client stays: seconds, or "forever"."""
+    """``run`` is one of RUNS. ``names`` are its hosts, ``former_mib`` their limits before it, ``limit_mib`` those
+    that it brings. ``clients`` has for each host and instance how long its client stays: seconds, or "forever"."""
 
-    playbook: str
+    run: str
     following: str
     names: tuple[str, ...]
     former_mib: Mapping[str, int]
@@ -54,8 +57,12 @@ class Plan:
     obstacle: Optional[str] = None
 
     @property
+    def playbook(self) -> str:
+        return SITE if self.run == INSTALL else self.run
+
+    @property
     def ends_clients(self) -> bool:
-        return self.playbook != LIMITS and self.variables["mps_on_clients"] == TERMINATE
+        return self.run != LIMITS and self.variables["mps_on_clients"] == TERMINATE
 
     @property
     def told(self) -> str:
@@ -104,16 +111,16 @@ class Planner:
 
     def draw(self) -> Plan:
         dice = self._dice
-        playbook, kind = self._next(RUNS), self._next(self._kinds)
-        self.runs[playbook] += 1
+        run, kind = self._next(RUNS), self._next(self._kinds)
+        self.runs[run] += 1
         obstacle = self._next(self._obstacles) if self._obstacles else None
         names = tuple(dice.sample(self._names, dice.choice((1, 1, 2, len(self._names)))))
         former_mib = dict(self._limit_mib)
-        if playbook != DRAIN:
+        if run != DRAIN:
             self._limit_mib.update(dict.fromkeys(names, dice.randrange(2048, 65536)))
-        if playbook == SITE and dice.random() < 0.6:  # the instances exchange their GPUs, which takes restarts
+        if run == SITE and dice.random() < 0.6:  # the instances exchange their GPUs, which takes restarts
             self._gpus.update({name: self._gpus[name][::-1] for name in names})
-        policy = REFUSE if playbook == LIMITS else dice.choice((REFUSE, WAIT, WAIT, TERMINATE))
+        policy = REFUSE if run in (LIMITS, INSTALL) else dice.choice((REFUSE, WAIT, WAIT, TERMINATE))
         host = dice.choice(names)
         there = host if dice.random() < 0.7 else dice.choice(names)
         moments = [Moment(obstacle, there, self._at((START, ACTING)), self._delay_s())] if obstacle else []
@@ -121,18 +128,18 @@ class Planner:
             acting = kind == "mpsctl" or dice.random() < 0.5
             moments.append(Moment(kind, host, ACTING if acting else dice.uniform(0.01, 0.9), self._delay_s()))
         return Plan(
-            playbook=playbook,
+            run=run,
             # A host from which we are being removed may as well be taken back.
-            following=SITE if playbook == REMOVE and dice.random() < 0.3 else {DRAIN: UNDRAIN}.get(playbook, playbook),
+            following=SITE if run == REMOVE and dice.random() < 0.3 else _FOLLOWING.get(run, run),
             names=names,
             former_mib=former_mib,
             limit_mib=dict(self._limit_mib),
             variables=self._variables(policy),
-            clients={name: self._clients() for name in names},
+            clients={name: self._clients() for name in names if run != INSTALL},
             moments=tuple(moments),
             host=host,
             hard=dice.random() < 0.5,
-            settles=playbook == DRAIN or dice.random() < 0.5,
+            settles=run == DRAIN or dice.random() < 0.5,
             dice=random.Random(dice.random()),
             obstacle=obstacle,
         )

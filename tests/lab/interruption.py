@@ -25,7 +25,7 @@ from typing import Any, Callable, Iterator, Optional
 from . import interrupted_judge as judge
 from .conftest import LAB, PROJECT, LabHost, hosts
 from .interrupted_obstacles import DISK_MIB, ENDS, OBSTACLES
-from .interrupted_plan import ACTING, DRAIN, REMOVE, SITE, Moment, Plan, Planner
+from .interrupted_plan import ACTING, DRAIN, INSTALL, REMOVE, SITE, Moment, Plan, Planner
 from .interrupted_processes import acting, kill, tree, victims
 
 SEED = "MPS_INTERRUPT_SEED"
@@ -234,15 +234,21 @@ class Trial:
     def round(self, number: int, plan: Plan, before: Probes) -> Probes:
         """Interrupt a run, and have the next one make it whole; what was found then on its hosts."""
         known = len(self.violations)
+        if plan.run == INSTALL:
+            self.play(REMOVE, plan)
+            before = self.probes(plan)
         self._begin_clients(plan)
         did, code = self.interrupt(plan)
-        where = f"round {number} of {plan.playbook}{plan.told}: {did}"
+        where = f"round {number} of {plan.run}{plan.told}: {did}"
         if plan.settles:
             self._settle(plan)
         between = self.probes(plan)
         for name, one in between.items():
-            ends = plan.ends_clients or f"{name} rebooted" in did
-            expected = judge.Expected((plan.former_mib[name], plan.limit_mib[name]), plan.playbook == REMOVE, ends)
+            expected = judge.Expected(
+                (plan.former_mib[name], plan.limit_mib[name]),
+                may_be_outside=plan.run in (REMOVE, INSTALL),
+                ends_clients=plan.ends_clients or f"{name} rebooted" in did,
+            )
             self._add(where, name, judge.between(one, expected))
             if code == 0 and plan.playbook != DRAIN:  # what it says it did
                 mine = judge.removed(one) if plan.playbook == REMOVE else judge.desired(one, plan.limit_mib[name])

@@ -38,7 +38,7 @@ GONE: dict[str, Any] = {
     "modes": dict.fromkeys(UUIDS, "default"),
     "at_work": [],
 }
-SITE = judge.Expected((4096, 6144), removes=False, ends_clients=False)
+SITE = judge.Expected((4096, 6144), may_be_outside=False, ends_clients=False)
 
 
 def test_a_host_that_is_well_has_no_violation() -> None:
@@ -77,7 +77,7 @@ def test_what_nobody_desired_and_nobody_tells_is_found(planted: dict[str, Any]) 
         ({"limits": ["6G", ""]}, SITE),
         ({"newcomers": ["hang", "client"], "amiss": {"0": [["warning", "drain", "drained"]]}}, SITE),
         ({"newcomers": ["outside-mps"] * 2, "files": {}}, SITE),
-        ({"clients": {"1": "ended with 7"}}, judge.Expected((4096, 6144), removes=False, ends_clients=True)),
+        ({"clients": {"1": "ended with 7"}}, judge.Expected((4096, 6144), may_be_outside=False, ends_clients=True)),
     ],
 )
 def test_what_is_desired_or_told_is_none(planted: dict[str, Any], expected: judge.Expected) -> None:
@@ -142,4 +142,4 @@ def test_the_dice_draw_every_run_interruption_and_obstacle_as_often_and_the_same
         **dict.fromkeys(planning.KINDS, 4),
         "full": 10,
     }
-    assert {run: [one.playbook for one in plans].count(run) for run in planning.RUNS} == dict.fromkeys(planning.RUNS, 5)
+    assert {run: [one.run for one in plans].count(run) for run in planning.RUNS} == dict.fromkeys(planning.RUNS, 4)
