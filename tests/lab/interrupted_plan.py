@@ -65,6 +65,18 @@ class Plan:
         return self.run != LIMITS and self.variables["mps_on_clients"] == TERMINATE
 
     @property
+    def holds_up_nobody(self) -> bool:
+        """Whether what befalls one host, and clients there, are no matter to the others."""
+        return self.run in (SITE, REMOVE, INSTALL)
+
+    @property
+    def touched(self) -> frozenset[str]:
+        """The hosts that something befalls, or that have clients."""
+        return frozenset(
+            [*(moment.host for moment in self.moments), *(name for name, held in self.clients.items() if held)]
+        )
+
+    @property
     def told(self) -> str:
         count = sum(map(len, self.clients.values()))
         policy = f", {self.variables['mps_on_clients']} with {count} clients" if count else ""

@@ -15,7 +15,7 @@ from typing import Any, Iterator
 MPSCTL = [sys.executable, "-IS", sys.argv[1]]
 GPUS = int(sys.argv[2])
 ASKED_AT_MOST = 100
-CLIENT, PATIENCE_S = "/usr/lib/mps-lab/simulated_client.py", 3
+CLIENT, PATIENCE_S = "/usr/lib/mps-lab/simulated_client.py", 8
 LOCK = "/run/mps-fleet/.turn"
 FILES = ("/etc/mps/*", "/etc/systemd/system/mps-*", "/usr/local/bin/mpsctl")
 DIRECTORIES = ("/etc/mps", "/run/mps-fleet", "/run/nvidia-mps", "/var/lib/mps-fleet", "/var/cache/mps-fleet")

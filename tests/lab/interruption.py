@@ -250,9 +250,10 @@ class Trial:
                 ends_clients=plan.ends_clients or f"{name} rebooted" in did,
             )
             self._add(where, name, judge.between(one, expected))
-            if code == 0 and plan.playbook != DRAIN:  # what it says it did
-                mine = judge.removed(one) if plan.playbook == REMOVE else judge.desired(one, plan.limit_mib[name])
-                self._add(f"{where}, and it ended with 0", name, mine)
+            apart = "ansible killed" not in did and plan.holds_up_nobody and name not in plan.touched
+            if apart or (code == 0 and plan.run != DRAIN):
+                mine = judge.removed(one) if plan.run == REMOVE else judge.desired(one, plan.limit_mib[name])
+                self._add(f"{where}, {'which was elsewhere' if apart else 'and it ended with 0'}", name, mine)
         self._tidy(plan)
         self.play(plan.following, plan)
         after = self.probes(plan)
@@ -266,11 +267,15 @@ class Trial:
             after = self.probes(plan)
         for name, one in after.items():
             self._add(where, name, judge.desired(one, plan.limit_mib[name]))
-        for violation in self.violations[known:]:
-            print(f"VIOLATION: {violation}", file=sys.stderr, flush=True)
+        self.tell(known)
         told = f"{where}; it ended with {code}; then {plan.following}: {len(self.violations)} violations so far"
         print(told, file=sys.stderr, flush=True)
         return after
+
+    def tell(self, known: int) -> None:
+        """Print the violations beyond those that are known."""
+        for violation in self.violations[known:]:
+            print(f"VIOLATION: {violation}", file=sys.stderr, flush=True)
 
     def _add(self, where: str, name: str, found: Iterator[str]) -> None:
         self.violations += [f"{where}: {name}: {one}" for one in found]
@@ -312,6 +317,7 @@ def prove(trial: Trial, rounds: int, obstacles: bool) -> None:
     found = trial.probes(first)
     for name, one in found.items():
         trial._add("before", name, judge.desired(one, first.limit_mib[name]))
+    trial.tell(0)
     number = 0
     while trial.interrupted < rounds:
         number += 1
