@@ -44,13 +44,13 @@ Tried by unit tests alone: it would reach the machine that the lab runs on, or n
 _INTERRUPTED = """\
 ## Interrupted runs, counted
 
-[The trial](../tests/soak/test_interrupted_runs.py) (`make soak`; a few runs of it in `make controllers`) plays
-site.yml, limits.yml, remove.yml and drain.yml over lab hosts with the control daemons 535, 550 and 555, with and
-without clients, under each `mps_on_clients`. Each run is interrupted at a random moment: ansible-playbook is killed on
-the controller, the server side of one host's ssh connection, or a mpsctl on one host; or one host reboots, at once or
-in order. In the second half of the trial one host cannot write as well, from the start or from a random moment on: its
-disk is full, its /run is full, or its /etc, /var or /run is read-only. Servers and clients are the lab's simulated
-ones. A violation is
+[The trial](../tests/soak/test_interrupted_runs.py) (`make soak`; a few runs of it in `make controllers`) plays site.yml
+(also as the first, on bare hosts), limits.yml, remove.yml and drain.yml over lab hosts with the control daemons 535,
+550 and 555, with and without clients, under each `mps_on_clients`. Each run is interrupted at a random moment:
+ansible-playbook is killed on the controller, the server side of one host's ssh connection, or a mpsctl on one host; or
+one host reboots, at once or in order. In the second half of the trial one host cannot write as well, from the start or
+from a random moment on: its disk is full, its /run is full, or its /etc, /var or /run is read-only. Servers and clients
+are the lab's simulated ones. A violation is
 
 - after the interrupted run: a file that is neither the old nor the new one; a limit that is neither; a client that came
   and did not get in while `mpsctl status` says ok, or that ran outside MPS other than in a removal; a client ended that

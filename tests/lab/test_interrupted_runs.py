@@ -1,5 +1,7 @@
-"""Five interrupted runs, and five where a host cannot write, so that each run, interruption and obstacle comes once; 150
-of each are in tests/soak."""
+"""Five interrupted runs, and five where a host cannot write, so that each run, interruption and obstacle comes once.
+
+150 of each are in tests/soak.
+"""
 
 from __future__ import annotations
 
