@@ -12,7 +12,8 @@ from dataclasses import dataclass
 DISK_MIB = 64
 _ASIDE = "/opt/probe/aside"
 _BALLAST = "ballast"
-_RUN_KIB = 4096
+_MARGIN_KIB = 1024
+"""What is written between two commands here is less."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ def _fill(place: str) -> str:
 OBSTACLES = {
     "a full disk": Obstacle(_fill("/"), f"rm -f /{_BALLAST} /.written"),
     "a full /run": Obstacle(
-        f"mount -o remount,size={_RUN_KIB}k /run && {{ {_fill('/run')}; }}",
+        f"used_kib=$(df --output=used -k /run | tail -n 1) && mount -o remount,size=$((used_kib + {_MARGIN_KIB}))k /run"
+        f" && {{ {_fill('/run')}; }}",
         f"rm -f /run/{_BALLAST} /run/.written; mount -o remount,size=20% /run",
     ),
     **{f"a read-only {place}": _read_only(place) for place in ("/etc", "/var", "/run")},
