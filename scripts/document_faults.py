@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Write docs/reliability.md from the tests of faults, by their docstrings, and from the waits of the code.
+"""Write docs/reliability.md from the tests of faults, by their docstrings, from what the trial of interrupted runs
+printed when it was run last, and from the waits of the code.
 
 A docstring that begins with "Fault:" goes on with "Happens:", "Heals:" and "Tried:". With --check nothing is written;
 the exit code is 1 where the page is not current.
@@ -8,6 +9,7 @@ the exit code is 1 where the page is not current.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ import document_waits
 
 PROJECT = Path(__file__).resolve().parents[1]
 PAGE = PROJECT / "docs" / "reliability.md"
+INTERRUPTED = PROJECT / "docs" / "measurements" / "interrupted-runs.txt"
 SCENARIO, UNITS = PROJECT / "molecule" / "faults" / "tests", PROJECT / "tests" / "unit"
 _PARTS = ("Fault", "Happens", "Heals", "Tried")
 
@@ -38,6 +41,34 @@ _IN_UNITS = """\
 
 Tried by unit tests alone: it would reach the machine that the lab runs on, or needs silicon.
 """
+_INTERRUPTED = """\
+## Interrupted runs, counted
+
+[The trial](../tests/soak/test_interrupted_runs.py) (`make soak`; a few runs of it in `make controllers`) plays site.yml
+(also as the first, on bare hosts), limits.yml, remove.yml and drain.yml over lab hosts with the control daemons 535,
+550 and 555, with and without clients, under each `mps_on_clients`. Each run is interrupted at a random moment:
+ansible-playbook is killed on the controller, the server side of one host's ssh connection, or a mpsctl on one host; or
+one host reboots, at once or in order. In the second half of the trial one host cannot write as well, from the start or
+from a random moment on: its disk is full, its /run is full, or its /etc, /var or /run is read-only. Servers and clients
+are the lab's simulated ones. A violation is
+
+- after the interrupted run: a file that is neither the old nor the new one; a limit that is neither; a client that came
+  and did not get in while `mpsctl status` says ok, or that ran outside MPS other than in a removal; a client ended that
+  `mps_on_clients` does not let end; an exclusive GPU without a daemon that `status` does not name; a partial file that
+  `verify` does not name; a host lock without its run; a run that ended with 0 and did not do it all, or that did not do
+  it on another host than the one that something befell (limits.yml means all or none); a fault of mpsctl
+- after the next whole run: anything that is not in the desired state, or not removed, to the last file; a client that
+  came and did not get in; a run that failed
+
+`MPS_INTERRUPT_SEED` repeats what the dice say; the moments themselves depend on the machine
+([transcript](measurements/interrupted-runs.txt)).
+
+| hosts that | seed | interrupted runs | of | interrupted by | violations |
+| --- | --- | --- | --- | --- | --- |
+"""
+_COUNTED = re.compile(
+    r"(without|over) obstacles: seed (\d+), (\d+) interrupted runs of \d+ \((.+); (.+)\), (\d+) violations"
+)
 _TITLES = {
     "test_daemon": "The control daemon and its directory",
     "test_gpu": "GPUs, NVML and the driver",
@@ -94,6 +125,23 @@ def _table(faults: Sequence[Fault]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def _interrupted() -> str:
+    """What the trial of interrupted runs came to, by the lines that it printed at its ends.
+
+    :raises ValueError: if none is there.
+    """
+    rows = []
+    for line in INTERRUPTED.read_text().splitlines():
+        match = _COUNTED.fullmatch(line)
+        if match:
+            how, seed, count, runs, kinds, violations = match.groups()
+            hosts = "can write" if how == "without" else "cannot"
+            rows.append(f"| {hosts} | {seed} | {count} | {runs} | {kinds} | {violations} |\n")
+    if not rows:
+        raise ValueError(f"found no count in {INTERRUPTED}, expected a line as the trial prints it")
+    return _INTERRUPTED + "".join(rows)
+
+
 def page() -> str:
     """The whole page."""
     sections = [_HEAD]
@@ -104,6 +152,7 @@ def page() -> str:
     if left:
         raise ValueError(f"found faults in {sorted(left)}, expected a title for them in _TITLES")
     sections.append(f"{_IN_UNITS}\n{_table(list(faults_in(UNITS)))}")
+    sections.append(_interrupted())
     sections.append(document_waits.section())
     return "\n".join(sections)
 

@@ -14,7 +14,7 @@ check scripts plugins/modules/*.py
 check scripts:tests/unit/mpsctl tests/unit/mpsctl
 check scripts:plugins/plugin_utils:tests/unit/role tests/unit/role
 check lab:scripts:tests/contract:tests/unit/mpsctl tests/contract
-check lab:scripts tests/unit/lab
+check .:lab:scripts tests/unit/lab
 check scripts molecule/tests
 check scripts molecule/faults/tests
 check . -p tests.lab

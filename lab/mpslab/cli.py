@@ -50,6 +50,9 @@ def _parser() -> argparse.ArgumentParser:
         help="a simulated MPS server in the place of NVIDIA's, which needs a GPU: the daemon takes the lab's simulated "
         "clients in (/usr/lib/mps-lab/simulated_client.py on every host with simulated GPUs)",
     )
+    verb.add_argument(
+        "--disk", type=int, metavar="MIB", help="the host's own files lie in memory and take no more than this"
+    )
     verb.add_argument("--release", choices=roots.RELEASES, help="Debian (default bookworm)")
     verb.add_argument("--driver-delay", type=float, metavar="SECONDS", help="the driver loads this late")
     verb.add_argument("--prefix", default="lab", metavar="NAME", help="hosts are NAME-01 … (default lab)")
@@ -156,12 +159,13 @@ def _desired(options: argparse.Namespace) -> fleet.Desired:
         mig=tuple(filter(None, (options.mig or "").split(","))),
         shares=tuple(map(passthrough.share, options.share)),
         standin_server=options.standin_server,
+        disk_mib=options.disk,
     )
 
 
 def _real_desired(options: argparse.Namespace) -> fleet.Desired:
     """:raises LabError: with options that only simulated GPUs and drivers can follow."""
-    for name in ("gpus", "model", "mig", "daemon", "no_daemon", "standin_server", "driver_delay"):
+    for name in ("gpus", "model", "mig", "daemon", "no_daemon", "standin_server", "disk", "driver_delay"):
         value = getattr(options, name)
         if value is not None and value is not False:
             raise LabError(

@@ -33,6 +33,8 @@ from mpslab.progress import say, step
 
 _DRIVER_WITHOUT_DAEMON = "550.163.01"
 _BOOT_TIMEOUT_S = 60.0
+_LEAST_DISK_MIB, _MOST_DISK_MIB = 16, 4096
+"""A host takes about ten for itself."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Desired:
     """Folders of the machine and where hosts have them; only with a real GPU."""
     gpu: str = hosts.SIMULATED_GPU
     standin_server: bool = False
+    disk_mib: Optional[int] = None
 
     @property
     def real(self) -> bool:
@@ -144,6 +147,8 @@ def _check(desired: Desired) -> None:
         raise LabError(f"found --gpus {desired.gpus}, expected 0 to {models.MAX_GPUS}")
     if not re.fullmatch(r"[a-z][a-z0-9]{0,19}(-[a-z0-9]+)*", desired.prefix) or len(desired.prefix) > 40:
         raise LabError(f"found --prefix {desired.prefix}, expected a host name in lower case")
+    if desired.disk_mib is not None and not _LEAST_DISK_MIB <= desired.disk_mib <= _MOST_DISK_MIB:
+        raise LabError(f"found --disk {desired.disk_mib}, expected {_LEAST_DISK_MIB} to {_MOST_DISK_MIB}")
     if desired.standin_server and desired.daemon is None:
         raise LabError("found --standin-server with --no-daemon: NVIDIA's daemon starts it; leave one of both away")
     if not desired.real:
@@ -229,6 +234,7 @@ def _wanted(
             shares=desired.shares,
             nspawn=parts.nspawn,
             standin_server=desired.standin_server,
+            disk_mib=desired.disk_mib,
         )
         there = present.get(host.name)
         wanted.append(host if there is None else _same(host, there))
@@ -238,7 +244,7 @@ def _wanted(
 def _same(desired: hosts.Host, there: hosts.Host) -> hosts.Host:
     """Layers from newer sources are no difference to the user: they come with the next down and up."""
     # a real host has the GPUs that its machine has at each boot
-    more = ("shares",) if desired.real else ("gpus", "model", "mig", "standin_server")
+    more = ("shares",) if desired.real else ("gpus", "model", "mig", "standin_server", "disk_mib")
     for field in ("gpu", "release", "daemon", *more):
         found, expected = getattr(there, field), getattr(desired, field)
         if found != expected:

@@ -65,6 +65,8 @@ class Host:
     """The folder of systemd-nspawn and its libraries where the machine's own is not used."""
     standin_server: bool = False
     """Whether the lab's stand-in lies where the control daemon looks for NVIDIA's MPS server."""
+    disk_mib: Optional[int] = None
+    """How much its own files may take, which then lie in memory; None: what the machine's disk has."""
 
     @property
     def real(self) -> bool:
@@ -90,6 +92,11 @@ class Driver:
 def folder(places: Places, name: str) -> Path:
     """Where everything of one host lies."""
     return places.hosts / name
+
+
+def disk(base: Path, host: Host) -> Path:
+    """Where the folders ``upper`` and ``work`` of a running host lie; ``base`` is its folder."""
+    return base if host.disk_mib is None else base / "disk"
 
 
 def load(places: Places) -> list[Host]:

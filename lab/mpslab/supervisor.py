@@ -87,10 +87,16 @@ def _mount(base: Path, host: hosts.Host) -> None:
     """The overlay, and two mounts that hide the machine: its /run, and an old cgroup layout that systemd has left.
 
     What is shared is bound aside before the overlay is there: it may be the machine's whole tree, and a host shall not
-    find its own root in it a second time, where its mounts are not read-only.
+    find its own root in it a second time, where its mounts are not read-only. A disk of a size of its own has what the
+    host was made with, and is gone with the supervisor.
     """
-    options = f"lowerdir={':'.join(host.lower)},upperdir={base}/upper,workdir={base}/work"
+    disk = hosts.disk(base, host)
+    options = f"lowerdir={':'.join(host.lower)},upperdir={disk}/upper,workdir={disk}/work"
     commands = []
+    if host.disk_mib is not None:
+        disk.mkdir(exist_ok=True)
+        commands.append(["mount", "-t", "tmpfs", "-o", f"mode=0755,size={host.disk_mib}m", "lab", str(disk)])
+        commands.append(["cp", "-a", f"{base}/upper", f"{base}/work", str(disk)])
     if _file_system(b"/sys/fs/cgroup") != _CGROUP2_MAGIC:
         commands.append(["mount", "-t", "cgroup2", "lab", "/sys/fs/cgroup"])
     commands.append(["mount", "-t", "tmpfs", "-o", "mode=0755", "lab", "/run"])

@@ -1,4 +1,5 @@
-# Runs on a host, handed to its Python as a text: what of the project is there, as one JSON object. Only looks.
+# Runs on a host, handed to its Python as a text: what of the project is there, as one JSON object. It only looks, and
+# sends a simulated client to each instance, who goes at once.
 # In its arguments: a copy of mpsctl that no run touches, and how many GPUs the host has.
 import fcntl
 import glob
@@ -14,6 +15,7 @@ from typing import Any, Iterator
 MPSCTL = [sys.executable, "-IS", sys.argv[1]]
 GPUS = int(sys.argv[2])
 ASKED_AT_MOST = 100
+CLIENT, PATIENCE_S = "/usr/lib/mps-lab/simulated_client.py", 8
 LOCK = "/run/mps-fleet/.turn"
 FILES = ("/etc/mps/*", "/etc/systemd/system/mps-*", "/usr/local/bin/mpsctl")
 DIRECTORIES = ("/etc/mps", "/run/mps-fleet", "/run/nvidia-mps", "/var/lib/mps-fleet", "/var/cache/mps-fleet")
@@ -47,7 +49,8 @@ def at_work() -> list[str]:
     return [
         " ".join(words)
         for _, words in processes()
-        if ("reconcile" in words and "--check" not in words) or words[:2] == ["systemctl", "--no-ask-password"]
+        if ({"reconcile", "drain", "undrain"} & {*words} and "--check" not in words)
+        or words[:2] == ["systemctl", "--no-ask-password"]
     ]
 
 
@@ -80,9 +83,35 @@ def limit(number: int) -> str:
     return f"was asked {ASKED_AT_MOST} times and not served: {done.stderr.strip()}"
 
 
+def newcomers() -> list[str]:
+    """What a client meets that comes to each instance now."""
+    begun = [
+        subprocess.Popen(
+            [CLIENT, "--hold", "0", "--timeout", str(PATIENCE_S)],
+            env={**os.environ, "CUDA_MPS_PIPE_DIRECTORY": f"/run/nvidia-mps/{number}"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        for number in range(GPUS)
+    ]
+    return [str(json.loads(process.communicate()[0])["outcome"]) for process in begun]
+
+
+def clients() -> dict[str, str]:
+    """What became of the clients of interrupted_clients.sh: "running", "exited" by themselves, or how they ended."""
+    found = {}
+    for number in range(GPUS):
+        shown = ask("systemctl", "show", "-p", "LoadState,SubState,ExecMainStatus", f"trial-client-{number}")[1]
+        state = dict(line.split("=", 1) for line in shown.splitlines())
+        if state["LoadState"] != "not-found":
+            ended = state["SubState"] not in ("running", "exited")
+            found[str(number)] = f"ended with {state['ExecMainStatus']}" if ended else state["SubState"]
+    return found
+
+
 def lock_is_free() -> bool:
     try:
-        descriptor = os.open(LOCK, os.O_RDWR)
+        descriptor = os.open(LOCK, os.O_RDONLY)
     except FileNotFoundError:
         return True
     try:
@@ -122,6 +151,17 @@ critical = {
     name: {one["name"]: one["facts"] for one in group["checks"] if one["level"] == "critical"}
     for name, group in (("host", status["host"]), *status["instances"].items())
 }
+# Control daemon 535 tells the state of no server, ever.
+amiss = {
+    name: [
+        [one["level"], one["name"], one["found"]]
+        for one in group["checks"]
+        if one["level"] != "ok" and (one["name"], one["level"]) != ("server-state", "unknown")
+    ]
+    for name, group in (("host", status["host"]), *status["instances"].items())
+}
+partial_files = sorted(path for pattern in LEFT for path in glob.glob(pattern))
+verified = json.loads(ask(*MPSCTL, "verify", "--json")[1])["host"]["checks"] if partial_files else []
 unusable = list(critical["host"].get("modes-without-daemon", {}).get("gpus", []))
 unusable += [one["uuid"] for name, every in devices.items() if "compute-mode" in critical[name] for one in every]
 print(
@@ -132,10 +172,16 @@ print(
             "modes": modes_now,
             "unserved": [uuid for uuid, mode in modes_now.items() if mode != "default" and uuid not in known],
             "served": served_after,
-            "status": [code, {name: sorted(checks) for name, checks in critical.items() if checks}],
+            "status": code,
+            "amiss": amiss,
             "unusable": unusable,
             "limits": [limit(number) for number in range(GPUS)],
-            "partial_files": sorted(path for pattern in LEFT for path in glob.glob(pattern)),
+            "newcomers": newcomers(),
+            "clients": clients(),
+            "partial_files": partial_files,
+            "remains_told": [
+                one["found"] for one in verified if (one["name"], one["level"]) == ("interrupted-runs", "warning")
+            ],
             "directories": [path for path in DIRECTORIES if os.path.exists(path)],
             "enabled": sorted(glob.glob("/etc/systemd/system/*.wants/mps-*")),
             "units": ask("systemctl", "list-units", "--all", "--plain", "--no-legend", "mps-*")[1].split("\n")[:-1],

@@ -1,8 +1,9 @@
-"""Runs of the playbooks over four lab hosts that are killed at a random moment, and what the next run makes of it.
+"""Runs of the playbooks over lab hosts that are interrupted at a random moment, and what the next run makes of it.
 
-Killed are ansible-playbook with its processes, the server side of one host's ssh connection, or mpsctl itself on
-one host: always by process id, and only processes of this run. The GPUs are simulated; the daemons, systemd and
-ssh are real.
+Killed are ansible-playbook with its processes, the server side of one host's ssh connection, or mpsctl on one host,
+always by process id, and only processes of this run; or one host reboots, at once or in order. Beside that one host
+may be unable to write (interrupted_obstacles.py). The GPUs, the MPS server and the clients are simulated; the daemons,
+systemd and ssh are real.
 """
 
 from __future__ import annotations
@@ -10,90 +11,120 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Iterator, Optional
+from tempfile import TemporaryFile
+from typing import Any, Callable, Iterator, Optional
 
-from .conftest import PROJECT, LabHost, hosts
+from . import interrupted_judge as judge
+from .conftest import LAB, PROJECT, LabHost, hosts
+from .interrupted_obstacles import DISK_MIB, ENDS, OBSTACLES
+from .interrupted_plan import ACTING, DRAIN, INSTALL, REMOVE, SITE, Moment, Plan, Planner
+from .interrupted_processes import acting, kill, tree, victims
 
 SEED = "MPS_INTERRUPT_SEED"
-KINDS = ("ansible", "sshd", "mpsctl")
-SITE, LIMITS, REMOVE = "site.yml", "playbooks/limits.yml", "playbooks/remove.yml"
-GPUS = 2
-_HOSTS = (("535", 1, "bookworm"), ("550", 2, "bookworm"), ("555", 1, "trixie"))
-_PROBE = Path(__file__).with_name("interrupted_probe.py").read_text(encoding="utf-8")
+_HOSTS = (("535", "bookworm"), ("550", "bookworm"), ("555", "trixie"))
+_PROBE, _CLIENTS = (
+    Path(__file__).with_name(name).read_text(encoding="utf-8")
+    for name in ("interrupted_probe.py", "interrupted_clients.sh")
+)
 _COPY = "/opt/probe/mpsctl"
 _POLL_S = 0.02
-_SSH_FAILED, _ATTEMPTS = 255, 10
-"""Another lab command may just be writing the keys of the lab's hosts."""
+_SSH_FAILED, _ATTEMPTS = 255, 30
+"""A host may just boot, or another lab command may just be writing the keys of the lab's hosts."""
 _LONGEST_S = 300
-"""No run of four hosts takes as long; one that hangs is a violation."""
+"""No run of these hosts takes as long; one that hangs is a violation."""
+_FAULTS = ("Traceback (most recent call last)", "a fault of mpsctl", "MODULE FAILURE")
+"""What no run says, whatever is in its way."""
 
-
-@dataclass(frozen=True)
-class Process:
-    pid: int
-    parent: int
-    words: list[str]
-
-    @property
-    def acts(self) -> bool:
-        """A mpsctl that changes its host, or the bootstrap that started it."""
-        python = bool(self.words) and Path(self.words[0]).name.startswith("python")
-        return python and "reconcile" in self.words and "--check" not in self.words
-
-    @property
-    def is_session(self) -> bool:
-        return bool(self.words) and self.words[0].startswith(("sshd: ", "sshd-session: ")) and "@" in self.words[0]
-
-
-def tree(root: int, parent: int = 0) -> list[Process]:
-    """A process and all below it, as this machine numbers them."""
-    try:
-        words = Path(f"/proc/{root}/cmdline").read_text(errors="replace").split("\0")[:-1]
-        children = [
-            int(word) for path in Path(f"/proc/{root}/task").glob("*/children") for word in path.read_text().split()
-        ]
-    except OSError:
-        return []
-    return [Process(root, parent, words), *(process for child in children for process in tree(child, root))]
-
-
-def kill(processes: list[Process]) -> None:
-    for process in processes:
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
+Probes = dict[str, judge.Found]
 
 
 @dataclass
 class Trial:
-    """The hosts, what the dice say, and what was found."""
+    """The hosts, and what was found on them."""
 
     hosts: list[LabHost]
     prefix: str
-    dice: random.Random = field(default_factory=random.Random)
     violations: list[str] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
-    killed: dict[str, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    interrupted: int = 0
+    """how many runs something was done to"""
     runs_s: dict[str, float] = field(default_factory=dict)
-    """how long a whole run of each playbook took"""
+    """how long the last whole run of each playbook took"""
 
-    def begin(self, seed: int) -> None:
-        """Dice of this seed, and nothing found yet."""
-        self.dice = random.Random(seed)
-        self.violations, self.told, self.killed = [], [], {}
+    # -- on the hosts
 
-    def start(self, playbook: str, limit_mib: int) -> subprocess.Popen[str]:
+    def _everywhere(self, plan: Plan, act: Callable[[LabHost], Any]) -> dict[str, Any]:
+        with ThreadPoolExecutor(len(plan.names)) as pool:
+            return dict(zip(plan.names, pool.map(lambda name: act(self._of(name)), plan.names)))
+
+    def _ssh(self, host: LabHost, command: str, stdin: str = "") -> str:
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                time.sleep(1)
+            done = subprocess.run(
+                ["ssh", "-F", host.facts["ssh_config"], "-o", "ConnectTimeout=10", host.name, command],
+                input=stdin,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode != _SSH_FAILED:
+                break
+        assert done.returncode == 0, f"{host.name}: `{command}` ended with {done.returncode}: {done.stderr}"
+        return done.stdout
+
+    def probes(self, plan: Plan) -> Probes:
+        command = f"python3 - {_COPY} {judge.GPUS}"
+        return self._everywhere(plan, lambda host: json.loads(self._ssh(host, command, _PROBE)))
+
+    def _begin_clients(self, plan: Plan) -> None:
+        def begin(host: LabHost) -> None:
+            words = [f"{instance}={hold}" for instance, hold in plan.clients.get(host.name, {}).items()]
+            if words:
+                self._ssh(host, f"sh -s begin {' '.join(words)}", _CLIENTS)
+
+        self._everywhere(plan, begin)
+
+    def _tidy(self, plan: Plan) -> None:
+        """No obstacle any more, and no client."""
+        ends = ENDS if plan.obstacle else ":"
+        self._everywhere(plan, lambda host: self._ssh(host, f"{ends}; sh -s end", _CLIENTS))
+
+    def _inside(self, host: LabHost, command: str) -> subprocess.CompletedProcess[str]:
+        """Without ssh, which takes its time."""
+        entered = ["nsenter", "--target", str(host.facts["leader_pid"]), "--mount", "--pid", "--uts", "--ipc"]
+        words = [*entered, "--cgroup", "/bin/sh", "-c", command]
+        return subprocess.run(words, capture_output=True, text=True, check=False)
+
+    def _await_boot(self, name: str) -> None:
+        """As _booted() of the lab has it: a new first process, and systemd with nothing left to start."""
+        (number,) = (number for number, host in enumerate(self.hosts) if host.name == name)
+        before, end_s = self.hosts[number].facts["leader_pid"], time.monotonic() + _LONGEST_S
+        while time.monotonic() < end_s:
+            listed = json.loads(subprocess.run([LAB, "list", "--json"], capture_output=True, check=True).stdout)
+            facts = next(one for one in listed if one["name"] == name)
+            if facts["leader_pid"] not in (None, before):
+                self.hosts[number] = LabHost(facts)
+                self._ssh(self.hosts[number], "systemctl is-system-running --wait >/dev/null; true")
+                return
+            time.sleep(0.2)
+        raise AssertionError(f"{name} did not boot again")
+
+    # -- runs
+
+    def start(self, playbook: str, plan: Plan, said: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [
-                *("ansible-playbook", "-i", "inventories/lab", "-l", "gpu-nodes"),
-                *("-e", f"mps_device_memory_limit={limit_mib}M", playbook),
+                *("ansible-playbook", "-i", "inventories/lab", "-l", ",".join(plan.names)),
+                *("-e", json.dumps(plan.variables), playbook),
             ],
             cwd=PROJECT,
             env={
@@ -103,169 +134,151 @@ class Trial:
                 "ANSIBLE_NOCOLOR": "1",
             },
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=said,
             stderr=subprocess.STDOUT,
-            text=True,
             start_new_session=True,
         )
 
-    def play(self, playbook: str, limit_mib: int) -> None:
-        """A run that nobody disturbs: it has to come to its end."""
-        began_s = time.monotonic()
-        run = self.start(playbook, limit_mib)
+    def _end_of(self, run: subprocess.Popen[bytes], said: Any, what: str) -> tuple[Optional[int], str]:
+        """The exit code, None where it hung, and what it said."""
         try:
-            said = run.communicate(timeout=_LONGEST_S)[0]
+            run.wait(_LONGEST_S)
         except subprocess.TimeoutExpired:
             kill(tree(run.pid))
-            said = run.communicate()[0]
-            self.violations.append(f"{playbook} after it was kept waiting: {said}")
-            return
-        self.runs_s[playbook] = time.monotonic() - began_s
-        if run.returncode != 0:
-            self.violations.append(f"{playbook} ended with {run.returncode}: {said}")
+            self.violations.append(f"{what} did not end")
+        said.seek(0)
+        text = said.read().decode(errors="replace")
+        self.violations += [f"{what} said {fault}: {text}" for fault in _FAULTS if fault in text]
+        return run.poll(), text
 
-    def interrupt(self, playbook: str, limit_mib: int) -> str:
-        """Begin a run and kill something of it; what was killed."""
-        kind, host = self.dice.choice(KINDS), self.dice.choice(self.hosts)
-        acting = kind == "mpsctl" or self.dice.random() < 0.5
-        begins_s = 0.0 if acting else self.dice.uniform(0, self.runs_s[playbook])
-        delay_s = self.dice.uniform(0, 1.0) ** 2
+    def play(self, playbook: str, plan: Plan) -> None:
+        """A run that nobody disturbs: it has to come to its end."""
         began_s = time.monotonic()
-        run = self.start(playbook, limit_mib)
-        victims: list[Process] = []
-        while run.poll() is None and not victims:
-            if time.monotonic() - began_s >= begins_s and (not acting or self._acting(host)):
-                time.sleep(delay_s if acting else 0)
-                victims = self._victims(kind, host, run.pid)
-                kill(victims)
-                acting = acting and kind == "mpsctl"  # one that has ended is not waited for again
-                if kind == "mpsctl" and not victims:
-                    break
-            time.sleep(_POLL_S)
-        after_s = time.monotonic() - began_s
-        with suppress(subprocess.TimeoutExpired):
-            run.communicate(timeout=_LONGEST_S)
-        if run.poll() is None:
-            kill(tree(run.pid))
-            self.violations.append(f"{playbook} did not end after {kind} of {host.name} was killed")
-        self.killed[kind if victims else "nothing"] = self.killed.get(kind if victims else "nothing", 0) + 1
-        where = "" if kind == "ansible" else f" of {host.name}"
-        return f"{kind}{where} killed after {after_s:.2f} s" if victims else f"{kind}{where} had ended by itself"
+        with TemporaryFile() as said:
+            code, text = self._end_of(self.start(playbook, plan, said), said, playbook)
+        self.runs_s[playbook] = time.monotonic() - began_s
+        if code != 0:
+            self.violations.append(f"{playbook} ended with {code}: {text}")
 
-    def _acting(self, host: LabHost) -> bool:
-        return any(process.acts for process in tree(int(host.facts["leader_pid"])))
+    def interrupt(self, plan: Plan) -> tuple[str, Optional[int]]:
+        """Begin a run and interrupt it; what was done to it, and its exit code."""
+        did: list[str] = []
+        due = [moment for moment in plan.moments if moment.at != 0 or not self._come(plan, moment, 0, 0.0, did)]
+        began_s = time.monotonic()
+        with TemporaryFile() as said:
+            run = self.start(plan.playbook, plan, said)
+            run_s = self.runs_s.get(plan.playbook, self.runs_s[SITE])
+            seen_s: dict[Moment, float] = {}
+            while run.poll() is None and due:
+                now_s = time.monotonic() - began_s
+                for moment in list(due):
+                    if self._is_due(moment, now_s, run_s, seen_s) and self._come(plan, moment, run.pid, now_s, did):
+                        due.remove(moment)
+                time.sleep(_POLL_S)
+            code = self._end_of(run, said, f"{plan.playbook} ({', '.join(did)})")[0]
+        self.interrupted += bool(did)
+        did += [f"the run had ended before {moment.what}" for moment in due]
+        if "rebooted" in " ".join(did):
+            self._await_boot(plan.host)
+        return ", ".join(did), code
 
-    def _victims(self, kind: str, host: LabHost, ansible: int) -> list[Process]:
-        if kind == "ansible":
-            return tree(ansible)
-        there = tree(int(host.facts["leader_pid"]))
-        if kind == "sshd":
-            return [process for process in there if process.is_session]
-        acting = [process for process in there if process.acts]
-        return [self.dice.choice(acting)] if acting else []
+    def _is_due(self, moment: Moment, now_s: float, run_s: float, seen_s: dict[Moment, float]) -> bool:
+        if moment.at != ACTING:
+            return now_s >= moment.at * run_s
+        if moment not in seen_s:
+            if not acting(self._of(moment.host)):
+                return False
+            seen_s[moment] = now_s
+        return now_s >= seen_s[moment] + moment.delay_s
 
-    def probe(self, host: LabHost) -> dict[str, Any]:
-        for _ in range(_ATTEMPTS):
-            done = subprocess.run(
-                ["ssh", "-F", host.facts["ssh_config"], host.name, f"python3 - {_COPY} {GPUS}"],
-                input=_PROBE,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if done.returncode != _SSH_FAILED:
-                break
-            time.sleep(1)
-        assert done.returncode == 0, f"{host.name}: {done.stderr}"
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+    def _of(self, name: str) -> LabHost:
+        return next(host for host in self.hosts if host.name == name)
 
-    def probes(self) -> dict[str, dict[str, Any]]:
-        with ThreadPoolExecutor(len(self.hosts)) as pool:
-            return dict(zip((host.name for host in self.hosts), pool.map(self.probe, self.hosts)))
+    def _come(self, plan: Plan, moment: Moment, ansible: int, now_s: float, did: list[str]) -> bool:
+        """Do what is to be done at this moment; False where it is to be tried again."""
+        host, what = self._of(moment.host), moment.what
+        if what in OBSTACLES:
+            done = self._inside(host, OBSTACLES[what].begin)
+            gone = "rebooted" in " ".join(did)
+            assert done.returncode == 0 or gone, f"{what} of {host.name}: {done.returncode} {done.stderr}"
+            text = f"{what} on {host.name} after {now_s:.2f} s"
+        elif what == "reboot":
+            self._inside(host, "systemctl reboot" + (" --force --force" if plan.hard else ""))
+            text = f"{host.name} rebooted {'at once' if plan.hard else 'in order'} after {now_s:.2f} s"
+        else:
+            found = victims(what, host, ansible)
+            if not found and what != "mpsctl":
+                return False
+            if not found:  # it ended by itself meanwhile
+                return True
+            found = [plan.dice.choice(found)] if what == "mpsctl" else found
+            kill(found)
+            verb = f" ({' '.join(found[0].words[3:5])})" if what == "mpsctl" else ""
+            text = f"{what}{verb}{'' if what == 'ansible' else f' of {host.name}'} killed after {now_s:.2f} s"
+        did.append(text)
+        self.counts[what] += 1
+        return True
 
-    # -- what has to hold
-
-    def judge_between(self, where: str, found: dict[str, dict[str, Any]]) -> None:
-        for name, one in found.items():
-            code, told = one["status"][0], set(one["unusable"])
-            if not set(one["unserved"]) <= told or (told and code != 1):
-                self.violations.append(
-                    f"{where}: {name} has GPUs that are exclusive, without a daemon, unnoticed: {one}"
-                )
-            if not one["lock_is_free"] and not one["at_work"]:
-                self.violations.append(f"{where}: {name} is locked, and nothing is at work there: {one}")
-
-    def judge_files(
-        self,
-        where: str,
-        before: dict[str, dict[str, Any]],
-        between: dict[str, dict[str, Any]],
-        after: Optional[dict[str, dict[str, Any]]],
-    ) -> None:
-        """``after`` is None where the files were on their way out."""
-        for name, one in between.items():
-            old, new = before[name]["files"], after[name]["files"] if after else {}
-            for path in {*old, *one["files"], *new}:
-                whole = (old.get(path), new.get(path))
-                if one["files"].get(path) not in whole:
-                    self.violations.append(f"{where}: {name}: {path} was neither the old nor the new file")
-
-    def judge_desired(self, where: str, found: dict[str, dict[str, Any]], limit_mib: int) -> None:
-        shown = f"{limit_mib >> 10}G"
-        for name, one in found.items():
-            wrong = {
-                "status": one["status"] if one["status"][0] != 0 else None,
-                "limits": one["limits"] if one["limits"] != [shown] * GPUS else None,
-                "modes": {**one["modes"]} if set(one["modes"].values()) != {"exclusive_process"} else None,
-                "served": one["served"] if one["served"] != sorted(one["modes"]) else None,
-                "halves of files": one["partial_files"] or None,
-                "enabled": one["enabled"] if len(one["enabled"]) != 2 * GPUS + 1 else None,
-                "older units loaded": one["stale"] if one["stale"] != "no" else None,
-                "runs that go on": one["at_work"] or None,
-            }
-            self._add(where, name, wrong)
-
-    def judge_removed(self, where: str, found: dict[str, dict[str, Any]]) -> None:
-        for name, one in found.items():
-            wrong = {
-                "files": one["files"] or None,
-                "halves of files": one["partial_files"] or None,
-                "directories": one["directories"] or None,
-                "enabled": one["enabled"] or None,
-                "units": one["units"] or None,
-                "daemons": one["served"] or None,
-                "modes": one["modes"] if set(one["modes"].values()) != {"default"} else None,
-                "runs that go on": one["at_work"] or None,
-            }
-            self._add(where, name, wrong)
-
-    def _add(self, where: str, name: str, wrong: dict[str, Any]) -> None:
-        self.violations += [f"{where}: {name}: {what}: {found}" for what, found in wrong.items() if found is not None]
+    def _settle(self, plan: Plan) -> None:
+        """Wait for what a run that was killed left at work."""
+        end_s = time.monotonic() + _LONGEST_S
+        for host in map(self._of, plan.names):
+            while acting(host):
+                if time.monotonic() > end_s:
+                    self.violations.append(f"{host.name}: what was left at work does not end")
+                    return
+                time.sleep(0.1)
 
     # -- one round
 
-    def round(self, number: int, playbook: str, before: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        limit_mib, known = self.dice.randrange(2048, 65536), len(self.violations)
-        told = self.interrupt(playbook, limit_mib)
-        where = f"round {number} of {playbook}, {told}"
-        between = self.probes()
-        self.judge_between(where, between)
-        # A host from which we are being removed may as well be taken back.
-        following = SITE if playbook == REMOVE and self.dice.random() < 0.3 else playbook
-        self.play(following, limit_mib)
-        after = self.probes()
-        self.judge_files(where, before, between, None if playbook == REMOVE else after)
-        if following == REMOVE:
-            self.judge_removed(where, after)
-            self.play(SITE, limit_mib)
-            after = self.probes()
-        self.judge_desired(where, after, limit_mib)
+    def round(self, number: int, plan: Plan, before: Probes) -> Probes:
+        """Interrupt a run, and have the next one make it whole; what was found then on its hosts."""
+        known = len(self.violations)
+        if plan.run == INSTALL:
+            self.play(REMOVE, plan)
+            before = self.probes(plan)
+        self._begin_clients(plan)
+        did, code = self.interrupt(plan)
+        where = f"round {number} of {plan.run}{plan.told}: {did}"
+        if plan.settles:
+            self._settle(plan)
+        between = self.probes(plan)
+        for name, one in between.items():
+            expected = judge.Expected(
+                (plan.former_mib[name], plan.limit_mib[name]),
+                may_be_outside=plan.run in (REMOVE, INSTALL),
+                ends_clients=plan.ends_clients or f"{name} rebooted" in did,
+            )
+            self._add(where, name, judge.between(one, expected))
+            apart = "ansible killed" not in did and plan.holds_up_nobody and name not in plan.touched
+            if apart or (code == 0 and plan.run != DRAIN):
+                mine = judge.removed(one) if plan.run == REMOVE else judge.desired(one, plan.limit_mib[name])
+                self._add(f"{where}, {'which was elsewhere' if apart else 'and it ended with 0'}", name, mine)
+        self._tidy(plan)
+        self.play(plan.following, plan)
+        after = self.probes(plan)
+        for name, one in between.items():
+            on_their_way = plan.playbook == REMOVE
+            self._add(where, name, judge.files(before[name], one, None if on_their_way else after[name]))
+        if plan.following == REMOVE:
+            for name, one in after.items():
+                self._add(where, name, judge.removed(one))
+            self.play(SITE, plan)
+            after = self.probes(plan)
+        for name, one in after.items():
+            self._add(where, name, judge.desired(one, plan.limit_mib[name]))
+        self.tell(known)
+        told = f"{where}; it ended with {code}; then {plan.following}: {len(self.violations)} violations so far"
+        print(told, file=sys.stderr, flush=True)
+        return after
+
+    def tell(self, known: int) -> None:
+        """Print the violations beyond those that are known."""
         for violation in self.violations[known:]:
             print(f"VIOLATION: {violation}", file=sys.stderr, flush=True)
-        self.told.append(f"{where}; then {following}: {len(self.violations)} violations so far")
-        print(self.told[-1], file=sys.stderr, flush=True)
-        return after
+
+    def _add(self, where: str, name: str, found: Iterator[str]) -> None:
+        self.violations += [f"{where}: {name}: {one}" for one in found]
 
 
 def seed_of(environment: Optional[str]) -> int:
@@ -274,41 +287,43 @@ def seed_of(environment: Optional[str]) -> int:
 
 @contextmanager
 def fleet(prefix: str) -> Iterator[Trial]:
-    """Four bare hosts with the daemons 535, 550 and 555, and a copy of mpsctl for looking at them."""
+    """Three bare hosts with the daemons 535, 550 and 555, and a copy of mpsctl for looking at them."""
     program = PROJECT / "build/mpsctl"
     subprocess.run([sys.executable, "scripts/build_mpsctl.py", str(program)], cwd=PROJECT, check=True)
     with ExitStack() as stack:
         booted: list[LabHost] = []
-        for daemon, count, release in _HOSTS:
-            options = ("--hosts", str(count), "--gpus", str(GPUS), "--daemon", daemon, "--release", release)
-            booted += stack.enter_context(hosts(f"{prefix}-{daemon}", *options))
+        for daemon, release in _HOSTS:
+            options = ("--gpus", str(judge.GPUS), "--daemon", daemon, "--release", release, "--standin-server")
+            disk = ("--disk", str(DISK_MIB))
+            booted += stack.enter_context(hosts(f"{prefix}-{daemon}", "--hosts", "1", *options, *disk))
         for host in booted:
             host.run(f"mkdir -p {Path(_COPY).parent} && cat >{_COPY}", program.read_bytes())
         yield Trial(booted, prefix)
 
 
-def prove(trial: Trial, playbook: str, rounds: int) -> None:
-    """Interrupt ``rounds`` runs of a playbook; prints the seed, and what it came to.
+def prove(trial: Trial, rounds: int, obstacles: bool) -> None:
+    """Interrupt ``rounds`` runs, with ``obstacles`` on hosts that cannot write; prints the seed, and what it came to.
 
-    The hosts may be as another playbook's proof left them, however it ended.
+    The hosts may be as another proof left them, however it ended.
     """
     seed = seed_of(os.environ.get(SEED))
-    print(f"{playbook}: {SEED}={seed} repeats what the dice say", file=sys.stderr, flush=True)
-    trial.begin(seed)
-    trial.play(SITE, 4096)
-    found = trial.probes()
-    trial.judge_desired("before", found, 4096)
-    trial.play(playbook, 4096)  # tells how long it takes
-    if playbook == REMOVE:
-        trial.judge_removed("before", trial.probes())
-        trial.play(SITE, 4096)
-        found = trial.probes()
-    for number in range(1, rounds + 1):
-        found = trial.round(number, playbook, found)
-    kills = ", ".join(f"{kind} {count}" for kind, count in sorted(trial.killed.items()))
-    print(
-        f"{playbook}: seed {seed}, {rounds} interrupted runs ({kills}), {len(trial.violations)} violations",
-        file=sys.stderr,
-        flush=True,
-    )
+    over = "over obstacles" if obstacles else "without obstacles"
+    print(f"{over}: {SEED}={seed} repeats what the dice say", file=sys.stderr, flush=True)
+    trial.violations, trial.counts, trial.interrupted = [], Counter(), 0
+    names = [host.name for host in trial.hosts]
+    planner = Planner(random.Random(seed), names, tuple(OBSTACLES) if obstacles else ())
+    first = planner.whole()
+    trial.play(SITE, first)
+    found = trial.probes(first)
+    for name, one in found.items():
+        trial._add("before", name, judge.desired(one, first.limit_mib[name]))
+    trial.tell(0)
+    number = 0
+    while trial.interrupted < rounds:
+        number += 1
+        found.update(trial.round(number, planner.draw(), found))
+    done = ", ".join(f"{what} {count}" for what, count in sorted(trial.counts.items()) if count)
+    runs = ", ".join(f"{playbook} {count}" for playbook, count in sorted(planner.runs.items()))
+    counted = f"{trial.interrupted} interrupted runs of {number} ({runs}; {done})"
+    print(f"{over}: seed {seed}, {counted}, {len(trial.violations)} violations", file=sys.stderr, flush=True)
     assert not trial.violations, "\n".join(trial.violations)

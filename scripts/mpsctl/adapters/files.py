@@ -5,9 +5,9 @@ from __future__ import annotations
 import glob
 import os
 import stat
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Optional, Union
+from typing import Iterator, Optional, Union
 
 from mpsctl.adapters import procfs, trusted
 from mpsctl.model.errors import NoRight, NotAFile, TooLarge, Unreadable
@@ -132,25 +132,36 @@ def write(path: Path, content: Union[str, bytes], mode: int = 0o644, lasting: bo
     for left in partial_files(path.parent, glob.escape(path.name)):
         if left == temporary or _begin_alike(left, data):
             left.unlink(missing_ok=True)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            os.fchmod(file.fileno(), mode)
-            file.flush()
-            if lasting:
-                os.fsync(file.fileno())
-            os.replace(temporary, path)  # still open: by that partial_files tells it from what was left
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, IsADirectoryError):
-            raise NotAFile(str(path), "a folder") from None
-        if isinstance(error, OSError):
-            # A full disk is told by write() or fsync(), which know no name, and replace() names the temporary one.
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
+    with named(path):
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                os.fchmod(file.fileno(), mode)
+                file.flush()
+                if lasting:
+                    os.fsync(file.fileno())
+                os.replace(temporary, path)  # still open: by that partial_files tells it from what was left
+        except BaseException as error:
+            temporary.unlink(missing_ok=True)
+            if isinstance(error, IsADirectoryError):
+                raise NotAFile(str(path), "a folder") from None
+            raise
     if lasting:
         sync_directory(path.parent)
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """What the system says in the block, it says of ``path``: write() and fsync() know no name, and open() and
+    replace() name a temporary one.
+
+    :raises OSError: with the file's name.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _begin_alike(left: Path, data: bytes) -> bool:
@@ -224,8 +235,9 @@ def replace_symlink(link: Path, target: str) -> None:
     trusted.require(link.parent)
     temporary = partial_link(link)
     try:
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(target)
-        os.replace(temporary, link)
+        with named(link):
+            temporary.unlink(missing_ok=True)
+            temporary.symlink_to(target)
+            os.replace(temporary, link)
     except IsADirectoryError:
         raise NotAFile(str(temporary if temporary.is_dir() else link), "a folder", "a link") from None

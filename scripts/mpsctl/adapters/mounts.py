@@ -121,16 +121,22 @@ def _table() -> str:
 
 
 def why_no_sockets(mount: Mount) -> Optional[str]:
-    """Why an instance's sockets cannot stand there, in a few words behind "which is"; None where they can."""
+    """Why an instance's sockets cannot stand there, in a few words behind "which is"; None where they can.
+
+    That it cannot be written now is not meant, see ``read_only``: most file systems are mounted so after an error.
+    """
     if mount.kind in _OF_SEVERAL_HOSTS:
         return f"a network file system ({mount.kind}): a socket there is one host's, and its name is everyone's"
     if mount.kind.partition(".")[0] in (_BY_A_PROGRAM, "fuseblk"):
         return f"served by a program ({mount.kind}), with which a start would hang"
     if mount.kind in _OF_NO_SOCKETS:
         return f"a file system without sockets ({mount.kind})"
-    if _READ_ONLY in mount.options:
-        return "mounted read-only"
     return None
+
+
+def read_only(mount: Mount) -> bool:
+    """Whether nothing can be written there."""
+    return _READ_ONLY in mount.options
 
 
 def _parsed(line: str) -> Optional[Mount]:

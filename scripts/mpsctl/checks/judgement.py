@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Callable, Iterable, Mapping, NamedTuple, Optional
 
-from mpsctl.model.errors import MpsctlError
+from mpsctl.model.errors import MpsctlError, one_line
 from mpsctl.model.finding import CRITICAL, NOTHING, OK, PERSON, UNKNOWN, WARNING, Check, Reason
 from mpsctl.observe.facts import InstanceFacts
 from mpsctl.observe.host import HostFacts
@@ -127,7 +127,7 @@ def _make_one(one: Judgement, view: View) -> Finding:
     try:
         return one.judge(view)
     except (MpsctlError, OSError) as error:
-        return unknown(str(error))
+        return unknown(one_line(error))
     except Exception as error:
         return unknown(f"{type(error).__name__}: {error} (a fault of mpsctl)", remedy="report it")
 

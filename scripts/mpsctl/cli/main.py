@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import io
 import os
 import sys
@@ -14,14 +13,12 @@ from typing import TYPE_CHECKING, Callable, NoReturn, Sequence, cast
 from mpsctl.cli import output
 from mpsctl.cli.options import VERBS, parser
 from mpsctl.model import foreign
-from mpsctl.model.errors import MpsctlError, NotReady
+from mpsctl.model.errors import NO_ROOM, MpsctlError, NotReady, one_line
 
 if TYPE_CHECKING:  # read when a verb is run
     from mpsctl.store.world import World
 
 _FAULT = 70
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
-"""What a disk says that takes no more: with a file's name to files.write(), without one to a long answer."""
 _MOST_OF_ERROR = 4000
 """An error may name every instance of a host."""
 _NOBODY_READS = 141
@@ -78,11 +75,9 @@ def _main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno not in NO_ROOM:
             return _fault(options, error)
-        return _fail(
-            options, f"{error.filename or 'the answer'} could not be written ({error.strerror})", NotReady.exit_code
-        )
+        return _fail(options, one_line(error, unnamed="the answer"), NotReady.exit_code)
     except Exception as error:
         return _fault(options, error)
 

@@ -23,7 +23,7 @@ from mpsctl.converge.step import Occupied, Step, withhold
 from mpsctl.converge.unit_steps import ReloadSystemd
 from mpsctl.lifecycle import drain, host_lock
 from mpsctl.model.checked_values import DRAIN_TIMEOUT_S, REFUSE, TERMINATE, WAIT
-from mpsctl.model.errors import MpsctlError, NotReady
+from mpsctl.model.errors import MpsctlError, NotReady, one_line
 from mpsctl.model.names import HEALTH, TIMER, UNIT_FILES
 from mpsctl.model.places import Places
 from mpsctl.observe import host as observed
@@ -73,7 +73,7 @@ def remove(world: World, check: bool, on_clients: str = REFUSE, drain_timeout_s:
     except host_lock.Busy as error:
         return Answer(check, error=str(error))
     except (MpsctlError, OSError) as error:
-        answer.error = str(error)
+        answer.error = one_line(error)
     return answer
 
 

@@ -19,7 +19,7 @@ from mpsctl.converge.read_back import look_again, not_as_desired
 from mpsctl.converge.situation import Situation
 from mpsctl.converge.step import Step
 from mpsctl.lifecycle import terminate
-from mpsctl.model.errors import MpsctlError, NotInForce, NotReady
+from mpsctl.model.errors import MpsctlError, NotInForce, NotReady, one_line
 from mpsctl.model.finding import RESTART
 from mpsctl.model.instance import Instance
 from mpsctl.observe.facts import InstanceFacts, Value
@@ -111,7 +111,7 @@ def put_back(world: World, former: Former) -> tuple[Optional[str], Optional[Repo
         for instance in former.instances:
             _set_unmanaged(world, instance, former)
     except (MpsctlError, OSError) as error:
-        return str(error), None
+        return one_line(error), None
     seen = look_again(world, former.instances)
     wrong = [
         f"{instance.unit}: {'; '.join(lines)}"

@@ -17,7 +17,7 @@ from mpsctl.converge.request import Request
 from mpsctl.converge.situation import Situation
 from mpsctl.converge.step import Step
 from mpsctl.converge.unit_steps import Restart, Start
-from mpsctl.model.errors import BadValue, MpsctlError, NotReady
+from mpsctl.model.errors import BadValue, MpsctlError, NotReady, one_line
 from mpsctl.model.names import UNIT
 from mpsctl.observe import gpus as observed_gpus
 from mpsctl.observe.asked import Asked
@@ -47,7 +47,7 @@ def run(world: World, request: Request, check: bool, program: Optional[Path], be
         found = situation.look(world, request, desired, gpus, begun)
         _plan_and_act(found, program, answer)
     except (MpsctlError, OSError) as error:
-        answer.error = str(error)
+        answer.error = one_line(error)
     return answer
 
 
@@ -105,7 +105,7 @@ def _take_whole(found: Situation, steps: Sequence[Step], answer: Answer) -> None
         seen = _take(found, steps, answer)
         answer.error = answer.error or rollback.problem_of_withheld(seen, steps)
     except (MpsctlError, OSError) as error:
-        answer.error = str(error)
+        answer.error = one_line(error)
     if not answer.error:
         return
     answer.put_back_why, after = rollback.put_back(found.world, former)
@@ -113,8 +113,8 @@ def _take_whole(found: Situation, steps: Sequence[Step], answer: Answer) -> None
     answer.changed = not answer.put_back
     if after is not None:
         answer.instances.update(read_back.instances(after, former.instances))
-    told = "the former limits are in force again" if answer.put_back else f"NOT put back: {answer.put_back_why}"
-    answer.error = f"{answer.error}; {told}"
+    outcome = "the former limits are in force again" if answer.put_back else f"NOT put back: {answer.put_back_why}"
+    answer.error = f"{answer.error}; {outcome}"
 
 
 def _missing() -> Optional[dict[str, str]]:

@@ -43,8 +43,9 @@ def taken(world: World, wait: bool = True) -> Iterator[list[str]]:
     except locks.Taken:
         raise _busy(path) from None
     try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        with files.named(path):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         os.set_inheritable(descriptor, True)
         yield [name for name in record.instances(world) if _settled(world, name)]
     finally:

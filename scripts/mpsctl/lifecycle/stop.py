@@ -13,7 +13,7 @@ from mpsctl.adapters.nvml import Nvml
 from mpsctl.lifecycle import admit, compute_modes
 from mpsctl.model import daemon_environment
 from mpsctl.model.checked_values import PROHIBITED, check_name
-from mpsctl.model.errors import MpsctlError, NotReady
+from mpsctl.model.errors import MpsctlError, NotReady, one_line
 from mpsctl.model.instance import Instance
 from mpsctl.observe.asked import unit_of
 from mpsctl.store import admission, configuration, last_good, record
@@ -82,7 +82,7 @@ def _said(world: World) -> Iterator[None]:
     try:
         yield
     except (MpsctlError, OSError) as error:
-        world.say(str(error))
+        world.say(one_line(error))
 
 
 def _see_clients_off(world: World, instance: Instance, daemon: Daemon, end_s: float) -> None:

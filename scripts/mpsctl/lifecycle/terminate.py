@@ -16,7 +16,7 @@ from mpsctl.adapters import control_daemon as control
 from mpsctl.adapters import procfs
 from mpsctl.adapters.control_daemon import Daemon, NotServed
 from mpsctl.model import daemon_environment, foreign
-from mpsctl.model.errors import MpsctlError
+from mpsctl.model.errors import MpsctlError, one_line
 from mpsctl.model.instance import Instance
 from mpsctl.observe.facts import ClientFacts
 from mpsctl.store.world import World
@@ -128,7 +128,7 @@ def _take_off(daemon: Daemon, one: Ended, answers: bool, bound_s: float) -> bool
         one.problem = str(error)
         return False
     except (MpsctlError, OSError) as error:
-        one.problem = str(error)
+        one.problem = one_line(error)
     return True
 
 

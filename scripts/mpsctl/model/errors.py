@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Mapping, Optional
 
 from mpsctl.model import messages
@@ -109,3 +110,15 @@ class NoRight(Unreadable):
 
     def __init__(self, path: str) -> None:
         super().__init__(path, "this user may not read", "a user who may", "run it as root")
+
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
+"""What a disk says that takes no more."""
+
+
+def one_line(error: Exception, unnamed: str = "a file") -> str:
+    """An error as the one line that is shown; ``unnamed`` is what the system did not name in its own."""
+    if isinstance(error, MpsctlError) or not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    name = error.filename or unnamed
+    return f"{name} could not be written ({error.strerror})" if error.errno in NO_ROOM else f"{name}: {error.strerror}"

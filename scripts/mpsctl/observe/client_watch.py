@@ -14,7 +14,7 @@ from typing import Iterable, Optional, Sequence
 from mpsctl.adapters import control_daemon as control
 from mpsctl.adapters import procfs
 from mpsctl.adapters.nvml import Nvml
-from mpsctl.model.errors import MpsctlError
+from mpsctl.model.errors import MpsctlError, one_line
 from mpsctl.model.gpu import Device
 from mpsctl.model.instance import Instance
 from mpsctl.model.pattern import Pattern
@@ -94,7 +94,7 @@ class Watch:
                 self._found("the daemon", (int(w) for a in answers for line in a for w in line.split() if w.isdigit()))
             self.daemon_problem = None
         except (MpsctlError, OSError) as error:
-            self.daemon_problem = str(error)
+            self.daemon_problem = one_line(error)
 
     def _found(self, seen_by: str, clients: Iterable[int]) -> None:
         for pid in clients:

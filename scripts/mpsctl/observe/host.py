@@ -14,7 +14,7 @@ from mpsctl.adapters.background import Background
 from mpsctl.adapters.bounded import Call
 from mpsctl.adapters.trusted import WeakPoint
 from mpsctl.model.daemon_environment import DEFAULT_PIPE_DIRECTORY
-from mpsctl.model.errors import BadValue, MpsctlError, NotReady
+from mpsctl.model.errors import BadValue, MpsctlError, NotReady, one_line
 from mpsctl.model.instance import Instance
 from mpsctl.model.names import door_unit
 from mpsctl.model.places import FINGERPRINT, Places
@@ -261,7 +261,7 @@ def _look_at_units(world: World, found: HostFacts, begun: Optional[Asked]) -> No
     try:
         shown: Mapping[str, UnitFacts] = units.look(world, wanted, begun.shown(wanted) if begun else None)
     except (MpsctlError, OSError) as error:
-        found.systemd_unread = Unread("systemd", NO_ANSWER, str(error))
+        found.systemd_unread = Unread("systemd", NO_ANSWER, one_line(error))
         shown = {name: units.unknown(world, name) for name in wanted}
     found.units = {name: shown[unit_of(name)] for name in names}
     found.doors = {name: shown[door_unit(name)] for name in names}

@@ -12,7 +12,7 @@ from mpsctl.adapters import control_daemon as control
 from mpsctl.adapters import hardware, pipe, procfs, without_door
 from mpsctl.adapters.daemon_log import DaemonLog
 from mpsctl.model import daemon_environment
-from mpsctl.model.errors import BadValue, MpsctlError
+from mpsctl.model.errors import BadValue, MpsctlError, one_line
 from mpsctl.model.instance import Instance
 from mpsctl.model.names import DOOR_PREFIX
 from mpsctl.observe import daemons, facts, gpu_processes, process_facts, reachability, servers, units
@@ -218,7 +218,7 @@ def _read_journal(found: InstanceFacts, journal: Optional[Journal]) -> None:
     try:
         found.log = journal()
     except (MpsctlError, OSError) as error:
-        found.log_unread = Unread("journal", NO_ANSWER, str(error))
+        found.log_unread = Unread("journal", NO_ANSWER, one_line(error))
         return
     if not found.log.lines and os.geteuid() != 0:
         found.log_unread = Unread("journal", NO_RIGHT)

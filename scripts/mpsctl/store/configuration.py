@@ -11,7 +11,7 @@ from mpsctl.adapters import files, mounts, procfs
 from mpsctl.model import gpu as gpu_names
 from mpsctl.model.checked_values import check_name
 from mpsctl.model.checked_values import check_place as check_place_of
-from mpsctl.model.errors import BadValue, NoRight
+from mpsctl.model.errors import BadValue, NoRight, NotReady
 from mpsctl.model.gpu import Device, Gpu
 from mpsctl.model.instance import Instance
 from mpsctl.model.instance_file import parse_conf
@@ -110,6 +110,7 @@ def check_place(instance: Instance) -> None:
     """What only the host can tell of an instance's pipe directory: where it leads, and on which file system it lies.
 
     :raises BadValue: if no daemon or front door could have its sockets there.
+    :raises NotReady: if it cannot be written now, which is this host's fault and not the value's.
     """
     public = Path(instance.pipe_directory)
     mount = mounts.under(public)
@@ -117,6 +118,11 @@ def check_place(instance: Instance) -> None:
     if mount is not None and why is not None:
         raise _refused(
             "PipeDirectory", f"{public} on {mount.place}, which is {why}", "this host's own", "use /run/nvidia-mps"
+        )
+    if mount is not None and mounts.read_only(mount):
+        raise NotReady(
+            f"found {public} on {mount.place}, which is mounted read-only, expected one that can be written; see why"
+            f" with `findmnt {mount.place}` and dmesg, and mount it for writing"
         )
     real = os.path.realpath(public)
     if real != str(public):

@@ -153,9 +153,11 @@ def add(places: Places, instance: str, one: LetIn) -> None:
 
     :raises OSError: if it cannot be noted.
     """
-    descriptor = os.open(_added_path(places, instance), _APPEND, 0o600)
+    path = _added_path(places, instance)
+    descriptor = os.open(path, _APPEND, 0o600)
     try:
-        os.write(descriptor, b"\n" + json.dumps(asdict(one)).encode() + b"\n")  # behind one that was cut short
+        with files.named(path):
+            os.write(descriptor, b"\n" + json.dumps(asdict(one)).encode() + b"\n")  # behind one that was cut short
     finally:
         os.close(descriptor)
 

@@ -83,6 +83,9 @@ def test_where_mounts_do_not_work(code: int, words: str, tmp_path: Path, monkeyp
         (("--gpu", "real", "--daemon", "550"), "--gpu real with --daemon"),
         (("--gpu", "real", "--no-daemon"), "--gpu real with --no-daemon"),
         (("--gpu", "real", "--standin-server"), "--gpu real with --standin-server"),
+        (("--gpu", "real", "--disk", "64"), "--gpu real with --disk"),
+        (("--disk", "0"), "--disk 0, expected 16 to 4096"),
+        (("--disk", "4097"), "--disk 4097, expected 16 to 4096"),
         (("--no-daemon", "--standin-server"), "--standin-server with --no-daemon"),
         (("--gpu", "real", "--driver-delay", "0"), "--gpu real with --driver-delay"),
         (("--gpu", "real", "--share", "/nowhere"), "--share /nowhere, expected an existing folder"),
@@ -178,7 +181,7 @@ def test_hosts_that_other_sources_of_the_lab_made_can_be_read(lab_directory: Pat
     folder = lab_directory / "hosts/lab-01"
     folder.mkdir(parents=True)
     entry = asdict(made)
-    newer = ("gpu", "shares", "nspawn", "standin_server")
+    newer = ("gpu", "shares", "nspawn", "standin_server", "disk_mib")
     older = {name: value for name, value in entry.items() if name not in newer}
     for text in (entry, older, {**entry, "colour": "green"}):
         (folder / "host.json").write_text(json.dumps(text))

@@ -14,7 +14,7 @@ from converging import Fleet, conf
 from fakes import Host
 from mpsctl.adapters import mounts
 from mpsctl.lifecycle import prepare
-from mpsctl.model.errors import BadValue
+from mpsctl.model.errors import BadValue, NotReady
 
 HEAD = """\
 22 28 0:21 / /proc rw,nosuid,nodev,noexec,relatime shared:14 - proc proc rw
@@ -55,7 +55,8 @@ def test_each_kind_of_file_system(kind: str, says: Optional[str]) -> None:
 def test_read_only_is_told_of_the_mount_and_of_the_file_system(options: str, of_system: str) -> None:
     mount = mounts.nearest("/srv/mps", HEAD + row("/srv", "ext4", options, of_system))
     assert mount is not None
-    assert mounts.why_no_sockets(mount) == "mounted read-only"
+    assert mounts.read_only(mount)
+    assert mounts.why_no_sockets(mount) is None
 
 
 @pytest.mark.parametrize("options", ["rw,noexec", "rw,nosuid,nodev,noexec", "rw,errors=remount-ro"])
@@ -63,6 +64,7 @@ def test_other_options_are_no_matter(options: str) -> None:
     mount = mounts.nearest("/srv/mps", HEAD + row("/srv", "ext4", options))
     assert mount is not None
     assert mounts.why_no_sockets(mount) is None
+    assert not mounts.read_only(mount)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +136,29 @@ def test_a_start_refuses_it_too(on_nfs: Host) -> None:
     on_nfs.desired()
     with pytest.raises(BadValue, match="network file system"):
         prepare.prepare(on_nfs.world, "0")
+
+
+@pytest.fixture
+def on_read_only(host: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
+    found = mounts.Mount(str(host.pipe_root), "tmpfs", frozenset({"ro"}))
+    monkeypatch.setattr(mounts, "under", lambda path: found)
+    return host
+
+
+def test_a_read_only_file_system_is_the_hosts_own_fault_and_no_bad_input(fleet: Fleet, on_read_only: Host) -> None:
+    for check in (True, False):
+        answer = fleet.run(check, {"0": conf(fleet)})
+        assert answer.refused is None, "which would stop the run on every host"
+        assert str(answer.error).startswith(f"found {on_read_only.pipe_root}/0 on {on_read_only.pipe_root}, which is")
+        assert "mounted read-only" in str(answer.error)
+    assert not fleet.unit.exists()
+    assert not on_read_only.places.conf("0").exists()
+
+
+def test_a_start_on_a_read_only_file_system_is_tried_again(on_read_only: Host) -> None:
+    on_read_only.desired()
+    with pytest.raises(NotReady, match="mounted read-only"):
+        prepare.prepare(on_read_only.world, "0")
 
 
 @pytest.mark.parametrize("above", [0, 1], ids=["the directory", "a folder above"])
