@@ -7,11 +7,12 @@ from typing import Iterable, Optional
 from mpsctl.adapters.daemon_log import ServerLog
 from mpsctl.checks import words
 from mpsctl.checks.gpu_checks import untold
-from mpsctl.checks.judgement import Finding, View, failed, judgement, passed, unknown, warned
+from mpsctl.checks.judgement import Finding, View, failed, judgement, passed, unknown, warned, worst_of
 from mpsctl.checks.unit_checks import no_daemon, reload
 from mpsctl.model import duration
 from mpsctl.model.finding import RELOAD, Reason
 from mpsctl.model.foreign import pasted
+from mpsctl.observe.facts import ServerFacts
 
 _LOOP = 3
 """So many servers of one user that failed in a row without a client are a loop (a daemon tries six times)."""
@@ -27,22 +28,9 @@ def server_state(view: View) -> Finding:
     if why:
         return unknown(why)
     one = view.one
-    for server in one.servers:
-        if server.process_state in ("T", "t"):
-            found = f"server {server.pid} is stopped (state T): its clients hang"
-            reasons = [Reason("server-stopped", found, f"kill -CONT {server.pid}, and find who stopped it")]
-            return failed(found, "ACTIVE", reasons[0].remedy, reasons=reasons)
-        if server.state is None:
-            return unknown(f"server {server.pid}: this driver's daemon does not tell its state")
-        if server.state != "ACTIVE":
-            level, cause = (failed, "client-fault") if server.state == "FAULT" else (warned, "server-not-ready")
-            found = f"server {server.pid} is in state {server.state}"
-            return level(
-                found,
-                "ACTIVE",
-                "end the clients that met the error; the server comes back by itself when they are gone",
-                reasons=[Reason(cause, found)],
-            )
+    amiss = worst_of(each for server in one.servers for each in [_state_amiss(server)] if each)
+    if amiss is not None:
+        return amiss
     wanted = one.desired.eager_server if one.desired else None
     if wanted is not None and not one.servers and one.active:
         found, expected = "no server", f"the server of user {wanted}, without waiting for a client"
@@ -51,6 +39,22 @@ def server_state(view: View) -> Finding:
     return passed(
         ", ".join(f"server {s.pid} is {s.state}" for s in one.servers) or "no server yet, it comes with a client"
     )
+
+
+def _state_amiss(server: ServerFacts) -> Optional[Finding]:
+    """What is wrong with one server's state, or None."""
+    if server.process_state in ("T", "t"):
+        found = f"server {server.pid} is stopped (state T): its clients hang"
+        reasons = [Reason("server-stopped", found, f"kill -CONT {server.pid}, and find who stopped it")]
+        return failed(found, "ACTIVE", reasons[0].remedy, reasons=reasons)
+    if server.state is None:
+        return unknown(f"server {server.pid}: this driver's daemon does not tell its state")
+    if server.state == "ACTIVE":
+        return None
+    level, cause = (failed, "client-fault") if server.state == "FAULT" else (warned, "server-not-ready")
+    found = f"server {server.pid} is in state {server.state}"
+    remedy = "end the clients that met the error; the server comes back by itself when they are gone"
+    return level(found, "ACTIVE", remedy, reasons=[Reason(cause, found)])
 
 
 @judgement(by_log=True)

@@ -59,7 +59,7 @@ class OpenFrontDoor(Step):
                 files.replace_symlink(step.public / pipe.PUBLIC_NAME, pipe.DOOR)
         # Its socket was removed under it: nobody can come to those that wait there, or go from it.
         active = [step for step in steps if step.door.active and step.moves_from is None]
-        gone = [step for step in active if not (step.public / pipe.DOOR).is_socket()]
+        gone = [step for step in active if not pipe.somebody_listens(step.public)]
         restart_doors(context, [step.instance for step in gone if step.instance])
         for step in steps:
             if not step.door.active:

@@ -95,7 +95,7 @@ def for_people(seen: Report, names: Sequence[str], steps: Sequence[Step]) -> lis
     masked = timer is not None and timer.name in _blocked_units(steps)
     found = [_line("", one) for one in seen.host if _is_for_people(one) and not (masked and one.name == "health-timer")]
     for name in names:
-        of_unit = ("unit-enabled", "unit-active") if is_blocked(steps, name) else ()
+        of_unit = ("unit-enabled", "unit-active", "front-door") if is_blocked(steps, name) else ()
         checks = [one for one in seen.instances[name] if one.name not in of_unit]
         found += [_line(f"{name}: ", one) for one in checks if _is_for_people(one)]
     return found

@@ -7,7 +7,6 @@ server only when that starts.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -534,6 +533,7 @@ class Host:
         self.said: list[str] = []
         self.signals: list[tuple[int, signal.Signals]] = []
         self._next_pid = 5000
+        self._listeners: dict[str, socket.socket] = {}
 
     @property
     def world(self) -> World:
@@ -734,7 +734,13 @@ class Host:
         if verb in ("start", "restart"):
             self.stand_door(name)
         elif verb == "stop":
+            self.close_socket(name)
             self.systemd.unit(door_unit(name)).active_state = "inactive"
+
+    def close_socket(self, name: str = "0") -> None:
+        """The socket of a front door is closed, and its file stays."""
+        if name in self._listeners:
+            self._listeners.pop(name).close()
 
     def stand_door(self, name: str = "0", public: Optional[Path] = None) -> None:
         """What systemd does at a start of the socket's unit: the socket, and the name that clients look for."""
@@ -742,8 +748,10 @@ class Host:
         files.make_directory(public / "control_lock")
         door = public / "front-door"
         door.unlink(missing_ok=True)
-        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as listener:
-            listener.bind(str(door))
+        self.close_socket(name)
+        self._listeners[name] = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listeners[name].bind(str(door))
+        self._listeners[name].listen()
         door.chmod(0o666)
         files.replace_symlink(public / "control", "front-door")
         self.show_door(name, public)

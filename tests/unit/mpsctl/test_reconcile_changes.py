@@ -9,7 +9,8 @@ import pytest
 
 from converging import TIMER, TIMER_TEXT, Fleet, as_desired, conf, gpu_of
 from fakes import uuid
-from mpsctl.adapters import procfs
+from mpsctl.adapters import pipe, procfs
+from mpsctl.model.names import door_service, door_unit
 
 MIB = 1 << 20
 
@@ -267,7 +268,7 @@ MASKED = "mps-control@0.service"
 
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("active", [True, False])
-@pytest.mark.parametrize("unit", [MASKED, TIMER])
+@pytest.mark.parametrize("unit", [MASKED, TIMER, door_unit("0"), door_service("0")])
 def test_a_masked_unit_is_an_error_before_anything_is_tried_and_holds_up_no_other(
     fleet: Fleet, unit: str, active: bool, check: bool
 ) -> None:
@@ -288,6 +289,19 @@ def test_a_masked_unit_is_an_error_before_anything_is_tried_and_holds_up_no_othe
     assert answer.error.count(f"unmask {unit}") == 1
     assert not any(unit in warning for warning in answer.warnings)
     assert check or as_desired(answer, "1")
+
+
+def test_a_door_whose_socket_systemd_closed_under_it_is_stood_up_anew(fleet: Fleet) -> None:
+    """An unmasked socket's unit is active, and nobody listens: clients run outside MPS."""
+    fleet.converge(_0=conf(fleet))
+    pid = fleet.host.running("0").pid
+    fleet.host.close_socket()
+    assert [step["kind"] for step in fleet.check(_0=conf(fleet)).steps] == ["open-front-door"]
+    answer = fleet.converge(_0=conf(fleet))
+    assert (answer.error, as_desired(answer, "0")) == (None, True)
+    assert pipe.somebody_listens(fleet.host.pipe_root / "0")
+    assert fleet.host.running("0").pid == pid
+    assert not fleet.converge(_0=conf(fleet)).changed
 
 
 @pytest.mark.parametrize("values", [{"GPUs": "1"}, {"DeviceMemoryLimit": "6G"}])
