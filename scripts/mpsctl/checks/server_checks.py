@@ -19,6 +19,8 @@ _LOOP = 3
 WINDOW_S = 600
 """And each within this time of the one before; the last within an hour."""
 RECENT_S = 3600
+_INEXACT_S, _START_WINDOW_S = 30, 120
+"""The log has whole seconds, and a clock is not set by less; a server may end while its daemon's unit starts."""
 
 
 @judgement()
@@ -127,14 +129,31 @@ def _gap_s(earlier: ServerLog, later: ServerLog) -> float:
 
 
 def _recently(view: View, server: ServerLog) -> bool:
-    """Whether it ended within the last hour, or the log does not tell when."""
-    return server.ended_s is None or view.host.wall_s - server.ended_s < RECENT_S
+    """Whether it ended within the last hour, or that is not told."""
+    ago_s = _ago_s(view, server)
+    return ago_s is None or ago_s < RECENT_S
 
 
 def _ago(view: View, server: ServerLog) -> str:
+    ago_s = _ago_s(view, server)
+    return "" if ago_s is None else f", {duration.text(ago_s)} ago"
+
+
+def _ago_s(view: View, server: ServerLog) -> Optional[float]:
+    """How long ago it ended; None where the log does not tell, or tells a time at which its daemon did not run.
+
+    The log has the time of day. Where the clock was set since the start of the daemon, a line may be of before or after
+    that: what fits into the life of the daemon is taken, the later end where both do.
+    """
     if server.ended_s is None:
-        return ""
-    return f", {duration.text(max(0.0, view.host.wall_s - server.ended_s))} ago"
+        return None
+    unit, by_clock_s = view.one.unit, view.host.wall_s - server.ended_s
+    ages_s = [by_clock_s, by_clock_s - unit.clock_set_s]
+    if unit.clock_set_s and unit.active_since_s is not None:
+        runs_s = view.host.now_s - unit.active_since_s
+        ages_s = [age_s for age_s in ages_s if age_s <= runs_s + _START_WINDOW_S]
+    ages_s = [age_s for age_s in ages_s if age_s >= -_INEXACT_S]
+    return max(0.0, min(ages_s)) if ages_s else None
 
 
 @judgement(by_log=True)

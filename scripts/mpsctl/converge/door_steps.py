@@ -9,7 +9,7 @@ from typing import Optional, Sequence
 from mpsctl.adapters import bytecode, files, pipe, without_door
 from mpsctl.converge.answer import Difference, state
 from mpsctl.converge.step import Context, Step
-from mpsctl.converge.unit_steps import call, move_doors, restart_doors, take_door_away
+from mpsctl.converge.unit_steps import call, move_doors, restart_doors, take_doors_away
 from mpsctl.model.names import door_service
 from mpsctl.observe.door_facts import UnitFacts
 from mpsctl.store import public_directories
@@ -88,7 +88,7 @@ class TakeFrontDoorAway(Step):
 
     @classmethod
     def act(cls, steps: Sequence[TakeFrontDoorAway], context: Context) -> None:
+        take_doors_away(context.world, {str(step.instance): step.public for step in steps})
         for step in steps:
-            take_door_away(context.world, str(step.instance), step.public)
             if not pipe.daemons_on(step.public):
                 pipe.remove_door(step.public)

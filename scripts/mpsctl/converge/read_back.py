@@ -55,7 +55,7 @@ def judge(found: Situation, steps: Sequence[Step], problems: Sequence[str], answ
         if lines and not facts.active:
             down.append(f"its journal ends: {' | '.join(world.systemd.journal(instance.unit, _JOURNAL_LINES))}")
     wrong += [*_units_not_as_desired(world, found.units, steps), *down]
-    for line in for_people(seen, [one.name for one in found.desired.instances], steps):
+    for line in [*exchanged(found, seen), *for_people(seen, [one.name for one in found.desired.instances], steps)]:
         answer.warn(line)
     if wrong:
         answer.error = " ".join([*wrong, *problems])
@@ -63,6 +63,20 @@ def judge(found: Situation, steps: Sequence[Step], problems: Sequence[str], answ
         for problem in problems:
             answer.warn(problem)
     return seen
+
+
+def exchanged(found: Situation, seen: Report) -> list[str]:
+    """A line for each instance that names its GPUs by what means other GPUs by now than when the run was planned."""
+    lines = []
+    for one in found.desired.instances:
+        then = [device.uuid for device in found.facts(one.name).devices]
+        now = [device.uuid for device in seen.facts.instances[one.name].devices]
+        if then and now and then != now:
+            lines.append(
+                f"{one.name}: the GPUs of this host changed while the run went on: it was planned for"
+                f" {', '.join(then)}, and GPUs={' '.join(one.gpus)} means {', '.join(now)} now"
+            )
+    return lines
 
 
 def is_blocked(steps: Sequence[Step], name: str) -> bool:

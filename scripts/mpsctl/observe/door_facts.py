@@ -25,6 +25,8 @@ class UnitFacts:
     needs_daemon_reload: bool = False
     invocation: str = ""
     active_since_s: Optional[float] = None
+    clock_set_s: float = 0
+    """how far the host's clock was set since then, forward or (below 0) back; 0 where that is not told"""
     listens_on: Optional[Path] = None
     """of a socket unit: its path"""
 

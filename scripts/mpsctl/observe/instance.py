@@ -75,8 +75,8 @@ def _last_s(world: World, unit: UnitFacts, around: Surroundings) -> Optional[flo
 
     Others than root are shown no line where they may read none: to tell that from silence all are read.
     """
-    if around.whole_journal or around.processes.unread or os.geteuid() != 0:
-        return None
+    if around.whole_journal or around.processes.unread or os.geteuid() != 0 or unit.clock_set_s:
+        return None  # journalctl counts back by the clock, which no line from before it was set goes by
     servers = [server.pid for server in around.processes.servers if server.daemon == unit.main_pid]
     ages_s = [procfs.age_s(procfs.started_at(pid), world.now_s()) for pid in servers]
     known_s = [age_s for age_s in ages_s if age_s is not None]

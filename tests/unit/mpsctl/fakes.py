@@ -402,6 +402,7 @@ class Unit:
     restarts: int = 0
     load_state: str = "loaded"
     active_since_s: float = 0
+    active_since_utc: str = ""
     listen: str = ""
 
 
@@ -442,6 +443,7 @@ class FakeSystemd:
             "Id": name,
             "LoadState": unit.load_state,
             "ActiveEnterTimestampMonotonic": str(int(unit.active_since_s * 1_000_000)),
+            "ActiveEnterTimestamp": unit.active_since_utc,
             "ActiveState": unit.active_state,
             "SubState": unit.sub_state,
             "MainPID": str(unit.main_pid),
@@ -527,6 +529,8 @@ class Host:
         self.processes: dict[int, Process] = {}
         self.daemons: dict[Path, FakeDaemon] = {}
         self.new_daemon: Callable[[int], FakeDaemon] = FakeDaemon
+        self.clock_set_s = 0.0
+        """how far somebody set the wall clock"""
         self.with_doors = True
         """whether an instance's start stands its front door up, as its unit has it (Wants=)"""
         self.open_logs: set[int] = set()
@@ -553,7 +557,7 @@ class Host:
 
     def wall_s(self) -> float:
         """The wall clock, an hour at most after whatever the daemons' logs say."""
-        return time.mktime((2026, 11, 29, 14, 30, 0, 0, 0, -1)) + self.clock.now_s - 1000
+        return time.mktime((2026, 11, 29, 14, 30, 0, 0, 0, -1)) + self.clock.now_s - 1000 + self.clock_set_s
 
     def _daemon(self, pipe_directory: Path, lock: Optional[Path]) -> Daemon:
         if pipe_directory not in self.daemons:
