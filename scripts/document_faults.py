@@ -22,7 +22,11 @@ import document_waits
 PROJECT = Path(__file__).resolve().parents[1]
 PAGE = PROJECT / "docs" / "reliability.md"
 INTERRUPTED = PROJECT / "docs" / "measurements" / "interrupted-runs.txt"
-SCENARIO, UNITS = PROJECT / "molecule" / "faults" / "tests", PROJECT / "tests" / "unit"
+SCENARIO, WHOLE, UNITS = (
+    PROJECT / "molecule" / "faults" / "tests",
+    PROJECT / "tests" / "lab",
+    PROJECT / "tests" / "unit",
+)
 _PARTS = ("Fault", "Happens", "Heals", "Tried")
 
 _HEAD = """\
@@ -35,6 +39,12 @@ of the host keep their process and stay in the desired state, and are over only 
 critical again. What each verb says is looked at in `mpsctl status`, `verify` and `health`, which all use the same word.
 `make molecule` runs them. In the lab no MPS server starts, so what clients see of a fault comes from an H200
 ([transcripts](measurements)): a daemon that ends takes its servers along, and their clients see error 806.
+"""
+_ON_WHOLE_HOSTS = """\
+## Hosts that change under their instances
+
+Tried on one lab host with 16 GPUs, beside the scenario; `make controllers` runs them. Limits of memory are not enforced
+on lab hosts, so the kernel's own out-of-memory killer is not tried.
 """
 _IN_UNITS = """\
 ## Not to be planted on a lab's host
@@ -151,6 +161,7 @@ def page() -> str:
     left = {fault.path.stem for fault in found} - set(_TITLES)
     if left:
         raise ValueError(f"found faults in {sorted(left)}, expected a title for them in _TITLES")
+    sections.append(f"{_ON_WHOLE_HOSTS}\n{_table(list(faults_in(WHOLE)))}")
     sections.append(f"{_IN_UNITS}\n{_table(list(faults_in(UNITS)))}")
     sections.append(_interrupted())
     sections.append(document_waits.section())

@@ -59,6 +59,7 @@ OF_PROGRAM = (
     Wait("lifecycle.apply._START_DEADLINE_S", "a daemon that was just started", "the start fails and is tried again"),
     Wait("lifecycle.apply._EXEC_DEADLINE_S", "the daemon's program in its process", "the start fails, tried again"),
     Wait("lifecycle.apply._SERVER_LOG_S", "the server's line about a limit", "the reload fails; clients stay out"),
+    Wait("lifecycle.gpu_claims._LOCK_S", "other starts that look which GPUs are free", "the start waits on"),
     Wait("lifecycle.drain._LEAST_LOOK_S", "a daemon, at the last look of a drain", "its clients cannot be counted"),
     Wait("lifecycle.drain._LAST_LOOK_S", "a daemon that is to end, once its door is closed", "it is left alone"),
     Wait("lifecycle.terminate.DAEMON_BOUND_S", "the daemon, to take one client off", "that client is left alone"),

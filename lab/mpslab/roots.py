@@ -23,6 +23,7 @@ PACKAGES = (
     "openssh-server",
     "iproute2",
     "procps",
+    "libfaketime",
 )
 # Of the machine, or the same for every host: each host gets its own, or none.
 _NOT_FOR_HOSTS = (

@@ -144,13 +144,13 @@ def test_nothing_of_the_manager_s_environment_reaches_the_daemon(host: Any, as_d
 
 
 @pytest.mark.parametrize(
-    ("unit", "adjust", "most"),
+    ("unit", "adjust", "most", "policy"),
     [
-        ("mps-control@0.service", "-500", "infinity"),
-        ("mps-front-door@0.service", "-900", str(512 << 20)),
-        ("mps-health.service", "300", str(1 << 30)),
+        ("mps-control@0.service", "-500", "infinity", "continue"),
+        ("mps-front-door@0.service", "-900", str(512 << 20), "continue"),
+        ("mps-health.service", "300", str(1 << 30), "stop"),
     ],
 )
-def test_who_goes_first_when_memory_is_short(host: Any, unit: str, adjust: str, most: str) -> None:
-    shown = host.run(f"systemctl show -p OOMScoreAdjust -p MemoryMax {unit}").stdout.split()
-    assert sorted(shown) == [f"MemoryMax={most}", f"OOMScoreAdjust={adjust}"]
+def test_who_goes_first_when_memory_is_short(host: Any, unit: str, adjust: str, most: str, policy: str) -> None:
+    shown = host.run(f"systemctl show -p OOMScoreAdjust -p MemoryMax -p OOMPolicy {unit}").stdout.split()
+    assert sorted(shown) == [f"MemoryMax={most}", f"OOMPolicy={policy}", f"OOMScoreAdjust={adjust}"]

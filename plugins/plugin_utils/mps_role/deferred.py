@@ -25,7 +25,7 @@ def line(pending: Mapping[str, Any], policy: str, timeout_s: Any, check: bool) -
     }
     remedy = remedies[policy, check] if pending["clients"] else "nobody is ended unseen, whatever mps_on_clients says"
     return (
-        f"instance {pending['instance']} waits for its clients to leave: {pending['why']}; clients: {clients};"
+        f"instance {pending['instance']} waits for clients to leave: {pending['why']}; clients: {clients};"
         f" {remedy}; it is done by the next run without them, a restart also by the next start of the daemon"
     )
 

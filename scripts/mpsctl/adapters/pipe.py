@@ -12,9 +12,11 @@ was started so serves there until it ends.
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import stat
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Iterable, Optional
 
@@ -136,6 +138,19 @@ def leads_to_door(public: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISSOCK(door.st_mode) and (found.st_dev, found.st_ino) == (door.st_dev, door.st_ino)
+
+
+def somebody_listens(public: Path) -> bool:
+    """Whether the front door's socket is open, and no mere file of one that was closed; nobody there notices the look.
+
+    The kernel compares the types before it connects: a socket of another type is refused with EPROTOTYPE by one that is
+    open, and with ECONNREFUSED where nobody has it (Linux 6.1, 6.18). Where that may not be asked it is taken for open.
+    """
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)) as asking:
+        try:
+            return asking.connect_ex(os.fsencode(public / DOOR)) not in (errno.ECONNREFUSED, errno.ENOENT)
+        except OSError:  # a path that is too long for a socket
+            return False
 
 
 def former_directories(public: Path) -> list[Path]:

@@ -25,6 +25,7 @@ _PROPERTIES = (
     "NRestarts",
     "Result",
     "NeedDaemonReload",
+    "ActiveEnterTimestamp",
     "ActiveEnterTimestampMonotonic",
     "InvocationID",
     "Listen",
@@ -128,7 +129,7 @@ class Systemctl:
     def begin_show(self, units: Sequence[str]) -> Callable[[], dict[str, Mapping[str, str]]]:
         if not units:
             return dict
-        command = ["systemctl", "show", "--no-pager", f"--property={','.join(_PROPERTIES)}", *units]
+        command = ["systemctl", "show", "--no-pager", "--timestamp=utc", f"--property={','.join(_PROPERTIES)}", *units]
         begun = _begin(command, _TIMEOUT_S)
 
         def answer() -> dict[str, Mapping[str, str]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Optional
+from typing import Optional, Sequence
 
 from mpsctl.checks import words
 from mpsctl.checks.door_checks import front_door, front_door_enabled, without_front_door
 from mpsctl.checks.judgement import VERIFY_ONLY, Finding, View, failed, judgement, passed, unknown, warned
 from mpsctl.checks.unit_checks import as_root, no_daemon, reload, restart
-from mpsctl.model.finding import RELOAD, Reason
+from mpsctl.model.finding import CONVERGE, RELOAD, Reason
 from mpsctl.model.foreign import pasted, shown
 from mpsctl.observe import daemons, facts, process_facts
 from mpsctl.observe.facts import InstanceFacts
@@ -96,6 +96,8 @@ def other_daemons(view: View) -> Finding:
             unread += [daemon] if daemon in host.foreign else []  # an instance's serves what its file says
         elif mine & set(devices) and not daemon.roots:
             claims.append(daemon)
+        elif mine & set(devices) and (other := _instance_of(view, daemon.pid)) is not None:
+            return _of_instance(one, other, daemon.pid, sorted(mine & set(devices)))
         elif mine & set(devices):
             line = f"another control daemon serves a GPU of this instance: {words.daemon(daemon, devices)}"
             return failed(
@@ -119,6 +121,23 @@ def other_daemons(view: View) -> Finding:
             facts={"pids": [each.pid for each in claims]},
         )
     return passed("no other daemon serves its GPUs")
+
+
+def _instance_of(view: View, pid: int) -> Optional[str]:
+    """The instance whose main process this is, or None."""
+    return next((name for name, unit in view.host.units.items() if unit.main_pid == pid), None)
+
+
+def _of_instance(one: InstanceFacts, other: str, pid: int, uuids: Sequence[str]) -> Finding:
+    """A GPU that moves from one instance to another is the former one's until its daemon ends."""
+    line = f"the instance {other!r} (control daemon {pid}) {'also' if one.pid else 'still'} serves {', '.join(uuids)}"
+    remedy = (
+        f"site.yml gives it over once the clients of {other!r} have left (mps_on_clients); where both instances are"
+        " desired, leave it to one of them in mps_instances"
+    )
+    cause = "two-daemons-one-gpu" if one.pid else "set-before-restart"
+    reasons = [Reason(cause, line, remedy)]
+    return failed(line, "one daemon for each GPU", remedy, reasons=reasons, mends=CONVERGE, facts={"pids": [pid]})
 
 
 @judgement()

@@ -65,22 +65,38 @@ def _door_left(door: DoorFacts, public: Path) -> Optional[Finding]:
 def _no_door(name: str, door: DoorFacts, public: Path) -> Optional[Finding]:
     """What is wrong with the socket that clients look for, or None."""
     unit = door.unit
-    if unit.load_state == "masked":
-        return failed(
-            f"{unit.name} is masked: clients find nobody on {public} and run outside MPS",
-            "a front door",
-            f"systemctl unmask {pasted(unit.name)}, then site.yml",
-            reasons=[Reason("front-door-gone", f"{unit.name} is masked")],
-            mends=PERSON,
-        )
-    if not unit.active or not door.leads:
-        what = f"{unit.name} is {unit.active_state}" if not unit.active else f"{public}/control does not lead to it"
+    if "masked" in (unit.load_state, door.service.load_state):
+        return _masked(door, public)
+    if not door.stands:
+        what = f"{public}/control does not lead to it"
+        if not unit.active:
+            what = f"{unit.name} is {unit.active_state}"
+        elif not door.listens:
+            what = f"{unit.name} is active, and its socket is closed"
         line = f"there is no front door: {what}; what uses CUDA on {public} now runs outside MPS"
         by_hand = f"systemctl stop {pasted(door_service(name))}; systemctl restart {pasted(unit.name)}"
         remedy = f"{by_hand}; where they are not found, site.yml"
         reasons = [Reason("front-door-gone", line, remedy)]
         return failed(line, "a front door", remedy, reasons=reasons, mends=CONVERGE)
     return None
+
+
+def _masked(door: DoorFacts, public: Path) -> Finding:
+    """Somebody masked the socket or the service behind it."""
+    socket_too = door.unit.load_state == "masked"
+    unit = door.unit if socket_too else door.service
+    meets = f"clients find nobody on {public} and run outside MPS"
+    if door.stands and socket_too:
+        meets = f"it stands as yet; once it is stopped, and after a boot, {meets}"
+    elif door.stands:
+        meets = f"the next client that comes while it is down closes the socket, and then {meets}"
+    return failed(
+        f"{unit.name} is masked: {meets}",
+        "a front door",
+        f"systemctl unmask {pasted(unit.name)}, then site.yml",
+        reasons=[Reason("front-door-gone", f"{unit.name} is masked: {meets}")],
+        mends=PERSON,
+    )
 
 
 @judgement()

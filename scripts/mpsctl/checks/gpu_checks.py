@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Optional, Sequence
 
 from mpsctl.checks import words
-from mpsctl.checks.judgement import VERIFY_ONLY, Finding, View, failed, judgement, passed, some, unknown, warned
+from mpsctl.checks.judgement import (
+    VERIFY_ONLY,
+    Finding,
+    View,
+    failed,
+    judgement,
+    passed,
+    some,
+    unknown,
+    warned,
+    worst_of,
+)
 from mpsctl.checks.unit_checks import as_root, no_daemon, reload
 from mpsctl.model.finding import RELOAD, RESTART, START, UNKNOWN, Reason
 from mpsctl.model.foreign import pasted, shown
@@ -118,28 +129,42 @@ def compute_mode(view: View) -> Finding:
     if view.host.systemd_unread:
         return unknown(words.unread(view.host.systemd_unread))
     desired = one.desired.compute_mode if one.active else one.desired.compute_mode_when_down
-    for device in one.devices:
-        mode = device.gpu.compute_mode
-        left = _left_from_before(view, device) if one.active and one.desired.compute_mode is None else None
-        if left is not None:
-            line = (
-                f"{device}: compute mode is {mode}, set by a run while it was managed; desired {left}, as before that"
-            )
-            return failed(line, left, reload(one), reasons=[Reason("not-as-desired", line)], mends=RELOAD)
-        if mode is None and desired is None:
-            continue
-        if mode is None:
-            line = f"{device}: compute mode is not told by NVML, desired {desired}"
-            return unknown(line, str(desired), "set mps_compute_mode to null for this GPU")
-        if not one.pid and mode not in (DEFAULT, desired):
-            line = f"{device} is in mode {mode} and no daemon serves it: nobody can use it, or one process alone"
-            remedy = f"start {pasted(one.unit.name)}, or nvidia-smi -i {device.gpu.index} -c DEFAULT"
-            reasons = [Reason("exclusive-without-daemon", line)]
-            return failed(line, desired or DEFAULT, remedy, reasons=reasons, mends=START)
-        if desired is not None and mode != desired:
-            line = f"{device}: compute mode is {mode}, desired {desired}"
-            return failed(line, desired, reload(one), reasons=[Reason("not-as-desired", line)], mends=RELOAD)
+    amiss = worst_of(each for device in one.devices for each in [_mode_amiss(view, device, desired)] if each)
+    if amiss is not None:
+        return amiss
     return passed(", ".join(f"{device}: {device.gpu.compute_mode or 'mode not told'}" for device in one.devices))
+
+
+def _mode_amiss(view: View, device: Device, desired: Optional[str]) -> Optional[Finding]:
+    """What is wrong with the mode of one device, or None."""
+    one, mode = view.one, device.gpu.compute_mode
+    assert one.desired is not None
+    left = _left_from_before(view, device) if one.active and one.desired.compute_mode is None else None
+    if left is not None:
+        line = f"{device}: compute mode is {mode}, set by a run while it was managed; desired {left}, as before that"
+        return failed(line, left, reload(one), reasons=[Reason("not-as-desired", line)], mends=RELOAD)
+    if mode is None and desired is None:
+        return None
+    if mode is None:
+        line = f"{device}: compute mode is not told by NVML, desired {desired}"
+        return unknown(line, str(desired), "set mps_compute_mode to null for this GPU")
+    if not one.pid and _served_by_another(view, device):
+        return None  # whose mode it is: see other-daemons
+    if not one.pid and mode not in (DEFAULT, desired):
+        line = f"{device} is in mode {mode} and no daemon serves it: nobody can use it, or one process alone"
+        remedy = f"start {pasted(one.unit.name)}, or nvidia-smi -i {device.gpu.index} -c DEFAULT"
+        reasons = [Reason("exclusive-without-daemon", line)]
+        return failed(line, desired or DEFAULT, remedy, reasons=reasons, mends=START)
+    if desired is not None and mode != desired:
+        line = f"{device}: compute mode is {mode}, desired {desired}"
+        return failed(line, desired, reload(one), reasons=[Reason("not-as-desired", line)], mends=RELOAD)
+    return None
+
+
+def _served_by_another(view: View, device: Device) -> bool:
+    """Whether a control daemon of root's that is not this instance's serves a device."""
+    others = [daemon for daemon in view.host.processes.daemons if daemon.roots and daemon.pid != view.one.pid]
+    return any(device.uuid in (view.host.devices(daemon) or ()) for daemon in others)
 
 
 def _left_from_before(view: View, device: Device) -> Optional[str]:
@@ -160,11 +185,8 @@ def default_mode(view: View) -> Finding:
         return passed("the mode is managed" if one.active else "no daemon runs")
     open_ = [str(each) for each in one.devices if each.gpu.compute_mode == DEFAULT and each.mig is None]
     if open_:
-        return warned(
-            f"{open_[0]} is in default mode: what finds no daemon runs outside MPS without a word",
-            "exclusive_process (recommended, not required)",
-            "set mps_compute_mode",
-        )
+        lines = [f"{each} is in default mode: what finds no daemon runs outside MPS without a word" for each in open_]
+        return warned(some(lines), "exclusive_process (recommended, not required)", "set mps_compute_mode", *lines[1:])
     return passed("no device is")
 
 
@@ -174,16 +196,18 @@ def persistence(view: View) -> Finding:
     one = view.one
     if not one.devices:
         return unknown(unknown_gpus(view))
-    for device in one.devices:
-        if device.gpu.persistence is None:
-            return unknown(f"{device}: NVML does not tell its persistence mode")
-        if not device.gpu.persistence:
-            return warned(
-                f"{device} has persistence off: servers start slowly, and clients may meet error 807",
-                "on",
-                "enable nvidia-persistenced; just after boot, look again",
-            )
-    return passed("on")
+    amiss = worst_of(_persistence_amiss(device) for device in one.devices if not device.gpu.persistence)
+    return passed("on") if amiss is None else amiss
+
+
+def _persistence_amiss(device: Device) -> Finding:
+    if device.gpu.persistence is None:
+        return unknown(f"{device}: NVML does not tell its persistence mode")
+    return warned(
+        f"{device} has persistence off: servers start slowly, and clients may meet error 807",
+        "on",
+        "enable nvidia-persistenced; just after boot, look again",
+    )
 
 
 @judgement()

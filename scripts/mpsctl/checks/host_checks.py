@@ -82,12 +82,13 @@ def health_timer(view: View) -> Finding:
         return passed("this project's units are not installed")
     if view.host.systemd_unread:
         return unknown(words.unread(view.host.systemd_unread))
-    if timer.load_state == "masked":
-        return warned(
-            f"{timer.name} is masked: nobody looks after the daemons each minute",
-            "enabled and active",
-            f"systemctl unmask {timer.name}, then site.yml",
-        )
+    for unit in (timer, view.host.health):
+        if unit is not None and unit.load_state == "masked":
+            return warned(
+                f"{unit.name} is masked: nobody looks after the daemons each minute",
+                "enabled and active",
+                f"systemctl unmask {unit.name}, then site.yml",
+            )
     if timer.enabled and timer.active:
         return passed(f"{timer.name} is enabled and {timer.active_state}")
     state = f"{'enabled' if timer.enabled else 'not enabled'} and {timer.active_state}"

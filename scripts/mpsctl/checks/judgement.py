@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Callable, Iterable, Mapping, NamedTuple, Optional
 
 from mpsctl.model.errors import MpsctlError, one_line
-from mpsctl.model.finding import CRITICAL, NOTHING, OK, PERSON, UNKNOWN, WARNING, Check, Reason
+from mpsctl.model.finding import CRITICAL, NOTHING, OK, PERSON, UNKNOWN, WARNING, Check, Reason, worst
 from mpsctl.observe.facts import InstanceFacts
 from mpsctl.observe.host import HostFacts
 
@@ -130,6 +130,22 @@ def _make_one(one: Judgement, view: View) -> Finding:
         return unknown(one_line(error))
     except Exception as error:
         return unknown(f"{type(error).__name__}: {error} (a fault of mpsctl)", remedy="report it")
+
+
+def worst_of(findings: Iterable[Finding]) -> Optional[Finding]:
+    """One finding for several of one kind, of which each is of another device or server: the worst, which says how many
+    more are as bad, and shows them. None where there is none."""
+    every = list(findings)
+    level = worst(each.level for each in every)
+    alike = [each for each in every if each.level == level]
+    if len(alike) < 2:
+        return alike[0] if alike else None
+    lines = [each.found for each in alike]
+    return alike[0]._replace(
+        found=some(lines),
+        evidence=(*lines, *(line for each in alike for line in each.evidence)),
+        reasons=tuple(reason for each in alike for reason in each.reasons),
+    )
 
 
 def some(lines: Iterable[str]) -> str:

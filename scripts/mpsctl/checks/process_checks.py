@@ -7,7 +7,7 @@ from typing import Iterator, Optional, Sequence
 
 from mpsctl.checks import words
 from mpsctl.checks.gpu_checks import unknown_gpus, untold
-from mpsctl.checks.judgement import Finding, View, failed, judgement, passed, some, unknown, warned
+from mpsctl.checks.judgement import Finding, View, failed, judgement, passed, some, unknown, warned, worst_of
 from mpsctl.checks.unit_checks import as_root
 from mpsctl.model import fit, mps_variables
 from mpsctl.model.finding import Reason
@@ -24,11 +24,6 @@ def gpu_processes(view: View) -> Finding:
     one = view.one
     if not one.devices:
         return unknown(unknown_gpus(view))
-    for device in one.devices:
-        if device.uuid not in one.processes:
-            return unknown(
-                unknown_gpus(view) if view.host.gpus.unread else f"NVML does not list the processes of {device}"
-            )
     every = list(_processes(one))
     foreign = [each for each in every if each.kind in (OUTSIDE, OF_ANOTHER, LEFT_OVER, OF_LEFT_OVER)]
     if foreign:
@@ -41,6 +36,9 @@ def gpu_processes(view: View) -> Finding:
             reasons=_why_foreign(one, foreign),
             facts={"pids": [each.pid for each in foreign]},
         )
+    unlisted = [f"NVML does not list the processes of {each}" for each in one.devices if each.uuid not in one.processes]
+    if unlisted:
+        return unknown(unknown_gpus(view) if view.host.gpus.unread else some(unlisted))
     unclear = [words.process(each) for each in every if each.kind == UNTOLD]
     if unclear:
         return unknown(some(unclear), "", "", *unclear)
@@ -100,25 +98,24 @@ def client_count(view: View) -> Finding:
         return unknown(why)
     if not one.devices:
         return unknown(unknown_gpus(view))
-    fullest = "no client"
-    for device in one.devices:
-        card = one.cards.get(device.uuid)
-        if card is None:
-            continue
-        listed = one.processes.get(device.uuid)
-        # A client may use one device of several; without NVML's list each is taken to use all.
-        count = len(one.clients) if listed is None else sum(each.kind == CLIENT for each in listed)
-        cap = fit.cap_of(card)
-        found = f"{words.number(count, 'client')} on {device}, the cap is {cap}"
-        expected = f"fewer than {fit.NEAR_CAP:.0%} of the cap; it counts contexts, a process may have several"
-        reasons = [Reason("too-many-clients", found)]
-        if count >= cap:
-            line = f"{found}: the next one is refused (error 808)"
-            return failed(line, expected, "spread them over more GPUs", reasons=reasons)
-        if count >= fit.NEAR_CAP * cap:
-            return warned(found, expected, "spread them over more GPUs", reasons=reasons)
-        fullest = found
-    return passed(fullest)
+    told = [device for device in one.devices if device.uuid in one.cards]
+    found = worst_of(_count_on(one, device, fit.cap_of(one.cards[device.uuid])) for device in told)
+    return passed("no client") if found is None else found
+
+
+def _count_on(one: InstanceFacts, device: Device, cap: int) -> Finding:
+    listed = one.processes.get(device.uuid)
+    # A client may use one device of several; without NVML's list each is taken to use all.
+    count = len(one.clients) if listed is None else sum(each.kind == CLIENT for each in listed)
+    found = f"{words.number(count, 'client')} on {device}, the cap is {cap}"
+    expected = f"fewer than {fit.NEAR_CAP:.0%} of the cap; it counts contexts, a process may have several"
+    reasons = [Reason("too-many-clients", found)]
+    if count >= cap:
+        line = f"{found}: the next one is refused (error 808)"
+        return failed(line, expected, "spread them over more GPUs", reasons=reasons)
+    if count >= fit.NEAR_CAP * cap:
+        return warned(found, expected, "spread them over more GPUs", reasons=reasons)
+    return passed(found)
 
 
 @judgement()
@@ -127,7 +124,7 @@ def gpu_memory(view: View) -> Finding:
     one, gpus = view.one, view.host.gpus
     if not one.devices:
         return unknown(unknown_gpus(view))
-    fullest, least, not_told, not_judged = "room on every device", 1.0, [], []
+    fullest, least, not_told, not_judged, amiss = "room on every device", 1.0, [], [], []
     for device in one.devices:
         free_mib, total_mib = gpus.load(device.uuid).free_mib, device.memory_mib
         if total_mib is None or device.uuid not in one.costs:
@@ -140,16 +137,21 @@ def gpu_memory(view: View) -> Finding:
         short = _short_of(view, device, free_mib)
         if short is not None:
             needed_mib, what, holders, cause = short
-            return warned(
-                f"{found}: one more client needs {needed_mib} MiB for its {what}",
-                "room for one more",
-                "end or move one of those that hold it, or set a limit with which all fit (`mpsctl plan`)",
-                *holders,
-                reasons=[Reason(cause, line) for line in (*holders, found)],
-                facts={"free_mib": free_mib, "needed_mib": needed_mib},
+            amiss.append(
+                warned(
+                    f"{found}: one more client needs {needed_mib} MiB for its {what}",
+                    "room for one more",
+                    "end or move one of those that hold it, or set a limit with which all fit (`mpsctl plan`)",
+                    *holders,
+                    reasons=[Reason(cause, line) for line in (*holders, found)],
+                    facts={"free_mib": free_mib, "needed_mib": needed_mib},
+                )
             )
         if share <= least:
             fullest, least = found, share
+    short_of_room = worst_of(amiss)
+    if short_of_room is not None:
+        return short_of_room
     if not_told:
         return unknown(f"NVML does not tell how much of {', '.join(not_told)} is free")
     return passed(some(not_judged) if len(not_judged) == len(one.devices) else fullest, *not_judged)

@@ -7,17 +7,20 @@ from typing import Iterable, Optional
 from mpsctl.adapters.daemon_log import ServerLog
 from mpsctl.checks import words
 from mpsctl.checks.gpu_checks import untold
-from mpsctl.checks.judgement import Finding, View, failed, judgement, passed, unknown, warned
+from mpsctl.checks.judgement import Finding, View, failed, judgement, passed, unknown, warned, worst_of
 from mpsctl.checks.unit_checks import no_daemon, reload
 from mpsctl.model import duration
 from mpsctl.model.finding import RELOAD, Reason
 from mpsctl.model.foreign import pasted
+from mpsctl.observe.facts import ServerFacts
 
 _LOOP = 3
 """So many servers of one user that failed in a row without a client are a loop (a daemon tries six times)."""
 WINDOW_S = 600
 """And each within this time of the one before; the last within an hour."""
 RECENT_S = 3600
+_INEXACT_S, _START_WINDOW_S = 30, 120
+"""The log has whole seconds, and a clock is not set by less; a server may end while its daemon's unit starts."""
 
 
 @judgement()
@@ -27,22 +30,9 @@ def server_state(view: View) -> Finding:
     if why:
         return unknown(why)
     one = view.one
-    for server in one.servers:
-        if server.process_state in ("T", "t"):
-            found = f"server {server.pid} is stopped (state T): its clients hang"
-            reasons = [Reason("server-stopped", found, f"kill -CONT {server.pid}, and find who stopped it")]
-            return failed(found, "ACTIVE", reasons[0].remedy, reasons=reasons)
-        if server.state is None:
-            return unknown(f"server {server.pid}: this driver's daemon does not tell its state")
-        if server.state != "ACTIVE":
-            level, cause = (failed, "client-fault") if server.state == "FAULT" else (warned, "server-not-ready")
-            found = f"server {server.pid} is in state {server.state}"
-            return level(
-                found,
-                "ACTIVE",
-                "end the clients that met the error; the server comes back by itself when they are gone",
-                reasons=[Reason(cause, found)],
-            )
+    amiss = worst_of(each for server in one.servers for each in [_state_amiss(server)] if each)
+    if amiss is not None:
+        return amiss
     wanted = one.desired.eager_server if one.desired else None
     if wanted is not None and not one.servers and one.active:
         found, expected = "no server", f"the server of user {wanted}, without waiting for a client"
@@ -51,6 +41,22 @@ def server_state(view: View) -> Finding:
     return passed(
         ", ".join(f"server {s.pid} is {s.state}" for s in one.servers) or "no server yet, it comes with a client"
     )
+
+
+def _state_amiss(server: ServerFacts) -> Optional[Finding]:
+    """What is wrong with one server's state, or None."""
+    if server.process_state in ("T", "t"):
+        found = f"server {server.pid} is stopped (state T): its clients hang"
+        reasons = [Reason("server-stopped", found, f"kill -CONT {server.pid}, and find who stopped it")]
+        return failed(found, "ACTIVE", reasons[0].remedy, reasons=reasons)
+    if server.state is None:
+        return unknown(f"server {server.pid}: this driver's daemon does not tell its state")
+    if server.state == "ACTIVE":
+        return None
+    level, cause = (failed, "client-fault") if server.state == "FAULT" else (warned, "server-not-ready")
+    found = f"server {server.pid} is in state {server.state}"
+    remedy = "end the clients that met the error; the server comes back by itself when they are gone"
+    return level(found, "ACTIVE", remedy, reasons=[Reason(cause, found)])
 
 
 @judgement(by_log=True)
@@ -123,14 +129,31 @@ def _gap_s(earlier: ServerLog, later: ServerLog) -> float:
 
 
 def _recently(view: View, server: ServerLog) -> bool:
-    """Whether it ended within the last hour, or the log does not tell when."""
-    return server.ended_s is None or view.host.wall_s - server.ended_s < RECENT_S
+    """Whether it ended within the last hour, or that is not told."""
+    ago_s = _ago_s(view, server)
+    return ago_s is None or ago_s < RECENT_S
 
 
 def _ago(view: View, server: ServerLog) -> str:
+    ago_s = _ago_s(view, server)
+    return "" if ago_s is None else f", {duration.text(ago_s)} ago"
+
+
+def _ago_s(view: View, server: ServerLog) -> Optional[float]:
+    """How long ago it ended; None where the log does not tell, or tells a time at which its daemon did not run.
+
+    The log has the time of day. Where the clock was set since the start of the daemon, a line may be of before or after
+    that: what fits into the life of the daemon is taken, the later end where both do.
+    """
     if server.ended_s is None:
-        return ""
-    return f", {duration.text(max(0.0, view.host.wall_s - server.ended_s))} ago"
+        return None
+    unit, by_clock_s = view.one.unit, view.host.wall_s - server.ended_s
+    ages_s = [by_clock_s, by_clock_s - unit.clock_set_s]
+    if unit.clock_set_s and unit.active_since_s is not None:
+        runs_s = view.host.now_s - unit.active_since_s
+        ages_s = [age_s for age_s in ages_s if age_s <= runs_s + _START_WINDOW_S]
+    ages_s = [age_s for age_s in ages_s if age_s >= -_INEXACT_S]
+    return max(0.0, min(ages_s)) if ages_s else None
 
 
 @judgement(by_log=True)

@@ -9,7 +9,7 @@ from typing import Optional, Sequence
 from mpsctl.adapters import bytecode, files, pipe, without_door
 from mpsctl.converge.answer import Difference, state
 from mpsctl.converge.step import Context, Step
-from mpsctl.converge.unit_steps import call, move_doors, restart_doors, take_door_away
+from mpsctl.converge.unit_steps import call, move_doors, restart_doors, take_doors_away
 from mpsctl.model.names import door_service
 from mpsctl.observe.door_facts import UnitFacts
 from mpsctl.store import public_directories
@@ -59,7 +59,7 @@ class OpenFrontDoor(Step):
                 files.replace_symlink(step.public / pipe.PUBLIC_NAME, pipe.DOOR)
         # Its socket was removed under it: nobody can come to those that wait there, or go from it.
         active = [step for step in steps if step.door.active and step.moves_from is None]
-        gone = [step for step in active if not (step.public / pipe.DOOR).is_socket()]
+        gone = [step for step in active if not pipe.somebody_listens(step.public)]
         restart_doors(context, [step.instance for step in gone if step.instance])
         for step in steps:
             if not step.door.active:
@@ -88,7 +88,7 @@ class TakeFrontDoorAway(Step):
 
     @classmethod
     def act(cls, steps: Sequence[TakeFrontDoorAway], context: Context) -> None:
+        take_doors_away(context.world, {str(step.instance): step.public for step in steps})
         for step in steps:
-            take_door_away(context.world, str(step.instance), step.public)
             if not pipe.daemons_on(step.public):
                 pipe.remove_door(step.public)

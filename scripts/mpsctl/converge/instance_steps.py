@@ -11,7 +11,7 @@ from mpsctl.checks import words
 from mpsctl.converge.answer import Difference, state
 from mpsctl.converge.file_steps import remove_empty, text_of
 from mpsctl.converge.step import Context, Occupied, Step
-from mpsctl.converge.unit_steps import give_back_modes, take_door_away, withhold_where_somebody_came
+from mpsctl.converge.unit_steps import give_back_modes, take_doors_away, withhold_where_somebody_came
 from mpsctl.lifecycle import stop
 from mpsctl.model.errors import Untrusted
 from mpsctl.model.gpu import Gpu
@@ -136,21 +136,28 @@ class StopAndRemoveInstance(Step):
     def act(cls, steps: Sequence[StopAndRemoveInstance], context: Context) -> None:
         known = {step.name: step.desired or last_good.read(context.world, step.name) for step in steps}
         withhold_where_somebody_came({name: one for name, one in known.items() if one is not None}, context)
-        for step in steps:
-            if step.due:
-                step._remove(context.world)
+        world, due = context.world, [step for step in steps if step.due]
+        if not due:
+            return
+        units = [step.unit.name for step in due]
+        systemd.ensure(world.systemd.act("disable", units), f"systemctl disable {' '.join(units)}")
+        for unit in units:  # of a masked unit it leaves the link, and ends with 0 (systemd 252)
+            (world.places.units / "multi-user.target.wants" / unit).unlink(missing_ok=True)
+        systemd.ensure(world.systemd.act("stop", units), f"systemctl stop {' '.join(units)}")
+        take_doors_away(world, {step.name: step._public(world) for step in due})
+        for step in due:
+            step._remove(world)
+
+    def _public(self, world: World) -> Optional[Path]:
+        """Where its clients find it, as far as that is known."""
+        known = self.desired or last_good.read(world, self.name)
+        return Path(known.pipe_directory) if known is not None else None
 
     def _remove(self, world: World) -> None:
-        unit = self.unit.name
-        systemd.ensure(world.systemd.act("disable", [unit]), f"systemctl disable {unit}")
-        # Of a masked unit it leaves the link, and ends with 0 (systemd 252).
-        (world.places.units / "multi-user.target.wants" / unit).unlink(missing_ok=True)
-        systemd.ensure(world.systemd.act("stop", [unit]), f"systemctl stop {unit}")
+        """Remove what is left of one that is stopped."""
         if self.desired is not None:
             stop.restore_modes(world, self.desired)  # where a GPU is closed while MPS is down, the stop left it so
-        known = self.desired or last_good.read(world, self.name)
-        public = Path(known.pipe_directory) if known is not None else None
-        take_door_away(world, self.name, public)
+        public = self._public(world)
         for one in dict.fromkeys(
             [*([public] if public is not None else []), *public_directories.read(world, self.name)]
         ):

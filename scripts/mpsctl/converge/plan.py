@@ -124,11 +124,14 @@ def _doors(found: Situation) -> Iterator[OpenFrontDoor]:
         facts = found.facts(instance.name)
         door = facts.door
         moves_from = _stands_elsewhere(facts) if not facts.active else None
-        if not instance.front_door or door is None or (door.stands and moves_from is None):
+        if not instance.front_door or door is None:
+            continue
+        masked_unit = next((one for one in (door.unit, door.service) if one.load_state == "masked"), None)
+        if door.stands and moves_from is None and masked_unit is None:
             continue
         if facts.serves_public is not None:  # the restart that moves it from there brings the door
             continue
-        blocked = why_masked(door.unit.name) if door.unit.load_state == "masked" else None
+        blocked = why_masked(masked_unit.name) if masked_unit is not None else None
         if moves_from is not None:
             blocked = blocked or _why_not_moved(found)
         yield OpenFrontDoor(door.unit, Path(instance.pipe_directory), instance.name, blocked, moves_from)

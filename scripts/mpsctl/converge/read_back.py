@@ -57,7 +57,7 @@ def judge(found: Situation, steps: Sequence[Step], problems: Sequence[str], answ
             down.append(f"its journal ends: {' | '.join(world.systemd.journal(instance.unit, _JOURNAL_LINES))}")
     wrong += [*_units_not_as_desired(world, found.units, steps), *down]
     wrong += policy_steps.not_as_desired(world, found.request.selinux_module)
-    for line in for_people(seen, [one.name for one in found.desired.instances], steps):
+    for line in [*exchanged(found, seen), *for_people(seen, [one.name for one in found.desired.instances], steps)]:
         answer.warn(line)
     if wrong:
         answer.error = " ".join([*wrong, *problems])
@@ -65,6 +65,20 @@ def judge(found: Situation, steps: Sequence[Step], problems: Sequence[str], answ
         for problem in problems:
             answer.warn(problem)
     return seen
+
+
+def exchanged(found: Situation, seen: Report) -> list[str]:
+    """A line for each instance that names its GPUs by what means other GPUs by now than when the run was planned."""
+    lines = []
+    for one in found.desired.instances:
+        then = [device.uuid for device in found.facts(one.name).devices]
+        now = [device.uuid for device in seen.facts.instances[one.name].devices]
+        if then and now and then != now:
+            lines.append(
+                f"{one.name}: the GPUs of this host changed while the run went on: it was planned for"
+                f" {', '.join(then)}, and GPUs={' '.join(one.gpus)} means {', '.join(now)} now"
+            )
+    return lines
 
 
 def is_blocked(steps: Sequence[Step], name: str) -> bool:
@@ -97,7 +111,7 @@ def for_people(seen: Report, names: Sequence[str], steps: Sequence[Step]) -> lis
     masked = timer is not None and timer.name in _blocked_units(steps)
     found = [_line("", one) for one in seen.host if _is_for_people(one) and not (masked and one.name == "health-timer")]
     for name in names:
-        of_unit = ("unit-enabled", "unit-active") if is_blocked(steps, name) else ()
+        of_unit = ("unit-enabled", "unit-active", "front-door") if is_blocked(steps, name) else ()
         checks = [one for one in seen.instances[name] if one.name not in of_unit]
         found += [_line(f"{name}: ", one) for one in checks if _is_for_people(one)]
     return found

@@ -174,9 +174,10 @@ class Restart(Step):
         due = [step for step in steps if step.due]
         moved = [step for step in due if step.moves_from is not None]
         restart_doors(context, [step.desired.name for step in moved if step.desired.front_door])
-        for step in due:
-            if step.door_goes:
-                take_door_away(context.world, step.desired.name, step.moves_from or Path(step.desired.pipe_directory))
+        going = [step for step in due if step.door_goes]
+        take_doors_away(
+            context.world, {one.desired.name: one.moves_from or Path(one.desired.pipe_directory) for one in going}
+        )
         call(context, "restart", [step.desired.unit for step in due])
         for step in moved:
             if step.moves_from is not None:
@@ -204,15 +205,19 @@ def leave_directory(world: World, name: str, public: Path) -> None:
     public_directories.forget(world, name, public)
 
 
-def take_door_away(world: World, name: str, public: Optional[Path]) -> None:
-    """Remove the front door of an instance that is stopped, or about to be: first its name, so that nobody new comes,
-    then those who came are answered, then the socket."""
-    if public is not None:
-        pipe.remove_name(public)
-    socket = door_unit(name)
-    world.systemd.act("disable", [socket])
-    (world.places.units / "sockets.target.wants" / socket).unlink(missing_ok=True)
-    world.systemd.act("stop", [door_service(name), socket])
+def take_doors_away(world: World, publics: Mapping[str, Optional[Path]]) -> None:
+    """Remove the front doors of instances that are stopped, or about to be, by their public directories as far as these
+    are known: first their names, so that nobody new comes, then those who came are answered, then the sockets."""
+    if not publics:
+        return
+    for public in publics.values():
+        if public is not None:
+            pipe.remove_name(public)
+    sockets = [door_unit(name) for name in publics]
+    world.systemd.act("disable", sockets)
+    for socket in sockets:
+        (world.places.units / "sockets.target.wants" / socket).unlink(missing_ok=True)
+    world.systemd.act("stop", [*map(door_service, publics), *sockets])
 
 
 def withhold_where_somebody_came(instances: Mapping[str, Instance], context: Context) -> None:

@@ -7,11 +7,12 @@ sets their compute mode, makes the daemon's directory and writes its environment
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
-from mpsctl.adapters import files, hardware, pipe, trusted, without_door
-from mpsctl.lifecycle import admit, compute_modes
+from mpsctl.adapters import hardware, pipe, trusted, without_door
+from mpsctl.lifecycle import admit, compute_modes, gpu_claims
 from mpsctl.model import foreign
 from mpsctl.model.checked_values import check_name
 from mpsctl.model.daemon_environment import DaemonEnvironment
@@ -49,8 +50,9 @@ def prepare(world: World, name: str) -> DaemonEnvironment:
 
     :raises Untrusted: if others than root can change its directories, or the daemon's program.
     :raises BadValue: if its file is refused or names a device that the host lacks.
-    :raises NotReady: if the driver does not come up within the instance's bound, or another daemon serves
-        its directory, or without a front door something of others lies there.
+    :raises NotReady: if the driver does not come up, or another instance has one of its GPUs, for longer than the
+        instance's bound, or another daemon serves its directory, or without a front door something of others lies
+        there.
     :raises NotInForce: if the compute mode cannot be set.
     """
     check_name(name)
@@ -59,6 +61,7 @@ def prepare(world: World, name: str) -> DaemonEnvironment:
     if world.places.conf(name).exists() or record.short_lives(world, name) is not None:  # else it never was
         _back_off(world, name)
     instance = configuration.load(world, name)  # as it is now: it may have been written anew during the pause
+    gpu_claims.give_back(world, name)
     public, served = Path(instance.pipe_directory), world.places.daemon_directory(instance)
     admit.wait_for_start(world, instance)
     configuration.check_place(instance)
@@ -74,15 +77,13 @@ def prepare(world: World, name: str) -> DaemonEnvironment:
     with suppress(OSError, MpsctlError):  # a later tidying is no reason not to start
         public_directories.note(world, name, public)
     flags = _flags(instance)
-    devices = _with_driver(world, instance)
+    environment, devices = _with_driver(world, instance, DaemonEnvironment(served, (), hardware.SEARCH_PATH, flags))
     if instance.front_door:
         pipe.remove_former(public)
         pipe.make(served)
     else:
         without_door.make(public)
         pipe.remove(world.places.pipe(name))
-    environment = DaemonEnvironment(served, tuple(device.uuid for device in devices), hardware.SEARCH_PATH, flags)
-    files.write(world.places.daemon_environment(name), environment.as_file(), 0o600, lasting=False)
     last_good.keep(world, name)
     world.say(f"prepared {served} for {', '.join(str(device) for device in devices)}")
     return environment
@@ -111,19 +112,24 @@ def no_multi_user() -> BadValue:
     )
 
 
-def _with_driver(world: World, instance: Instance) -> tuple[Device, ...]:
-    """Wait until the driver answers and shows every GPU of the instance, within its bound."""
+def _with_driver(
+    world: World, instance: Instance, without_devices: DaemonEnvironment
+) -> tuple[DaemonEnvironment, tuple[Device, ...]]:
+    """Wait until the driver answers and shows every GPU of the instance, and no other instance has one, within its
+    bound; the daemon's environment, which is written then, and the devices."""
     end_s = world.now_s() + instance.driver_timeout_s
     said = False
     while True:
         try:
             with world.nvml() as nvml:
                 devices = configuration.resolve(instance, nvml.gpus())
+                environment = replace(without_devices, devices=tuple(device.uuid for device in devices))
+                gpu_claims.take(world, instance.name, environment)
                 if instance.when_down == PROHIBITED:
                     compute_modes.close(world, nvml, devices)
                 else:
                     compute_modes.take(world, nvml, instance, devices)
-                return devices
+                return environment, devices
         except (NotReady, BadValue) as error:
             # A GPU may still be missing while the driver comes up; a value that can never fit is not waited for.
             if isinstance(error, BadValue) and error.key != "GPUs":

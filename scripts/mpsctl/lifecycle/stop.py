@@ -7,16 +7,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Iterator, Optional
 
-from mpsctl.adapters import files, pipe, procfs, without_door
+from mpsctl.adapters import pipe, procfs, without_door
 from mpsctl.adapters.control_daemon import Bounded, Daemon
 from mpsctl.adapters.nvml import Nvml
-from mpsctl.lifecycle import admit, compute_modes
+from mpsctl.lifecycle import admit, compute_modes, gpu_claims
 from mpsctl.model import daemon_environment
+from mpsctl.model import gpu as gpu_names
 from mpsctl.model.checked_values import PROHIBITED, check_name
-from mpsctl.model.errors import MpsctlError, NotReady, one_line
+from mpsctl.model.errors import BadValue, MpsctlError, NotReady, one_line
+from mpsctl.model.gpu import Device
 from mpsctl.model.instance import Instance
 from mpsctl.observe.asked import unit_of
-from mpsctl.store import admission, configuration, last_good, record
+from mpsctl.store import admission, last_good, record
 from mpsctl.store.world import World
 
 _TAKE_OFF_S, _LEAST_QUIT_S, _GRACE_S = 2, 2, 3
@@ -118,17 +120,17 @@ def release(world: World, name: str) -> None:
     if world.systemd.job(instance.unit) == "stop":
         with _said(world), suppress(admission.Stuck):  # which was said
             admit.refuse_all(world, name)
-        with _said(world):
-            _forget(world, instance)
         if instance.when_down != PROHIBITED:
             restore_modes(world, instance)
+        with _said(world):
+            _forget(world, instance)
 
 
 def _close_gpus(world: World, instance: Instance) -> None:
     """From now until the next start has its limits in force, no process may use the GPUs."""
     try:
         with world.nvml() as nvml:
-            compute_modes.close(world, nvml, configuration.resolve(instance, nvml.gpus()))
+            compute_modes.close(world, nvml, _devices(world, instance, nvml))
     except MpsctlError as error:
         world.say(f"the GPU could not be closed: {error}")
 
@@ -141,7 +143,7 @@ def _forget(world: World, instance: Instance) -> None:
     record.forget(world, instance.name)
     limit_bypasses.forget(world, instance.name)
     unresponsive.forget(world, instance.name)
-    files.remove(world.places.daemon_environment(instance.name))
+    gpu_claims.give_back(world, instance.name)
     pipe.remove(world.places.pipe(instance.name))
     pipe.remove_former(Path(instance.pipe_directory))
 
@@ -156,8 +158,27 @@ def restore_modes(world: World, instance: Instance) -> None:
 
 
 def _restore_compute_modes(world: World, nvml: Nvml, instance: Instance) -> None:
+    devices = _devices(world, instance, nvml)
     if instance.compute_mode is None:
-        compute_modes.take(world, nvml, instance, configuration.resolve(instance, nvml.gpus()))
+        compute_modes.take(world, nvml, instance, devices)
         return
-    for device in configuration.resolve(instance, nvml.gpus()):
+    for device in devices:
         compute_modes.restore(world, nvml, device.gpu, instance.compute_mode)
+
+
+def _devices(world: World, instance: Instance, nvml: Nvml) -> list[Device]:
+    """What an instance had, whatever its file says by now and whichever index that has by now; what its file says
+    where it had nothing. Without what another instance has, and without what is gone.
+
+    :raises NotReady: if it cannot be told what others have.
+    """
+    gpus, found = nvml.gpus(), {}
+    for reference in gpu_claims.of(world, instance.name) or instance.gpus:
+        try:
+            device = gpu_names.resolve(reference, gpus)
+        except BadValue as error:
+            world.say(f"its compute mode stays as it is: {error}")
+            continue
+        found[device.uuid] = device
+    others = gpu_claims.of_others(world, instance.name, found)
+    return [device for uuid, device in found.items() if uuid not in others]

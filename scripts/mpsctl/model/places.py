@@ -63,6 +63,11 @@ class Places:
         return self.root / "run/mps-fleet/.turn"
 
     @property
+    def gpus_lock(self) -> Path:
+        """The lock of a start that looks which GPUs other instances have, and takes its own."""
+        return self.root / "run/mps-fleet/.gpus"
+
+    @property
     def state(self) -> Path:
         """Kept over reboots: the compute modes found before the first start."""
         return self.root / "var/lib/mps-fleet"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Iterable, Mapping, Optional, Sequence
 
 from mpsctl.adapters import nvml
 from mpsctl.adapters.bounded import Call
-from mpsctl.model.names import door_unit
+from mpsctl.model.names import HEALTH, TIMER, door_service, door_unit
 
 if TYPE_CHECKING:
     from mpsctl.store.world import World
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 NVML_TIMEOUT_S = 20.0
 """What NVML may take for all that it is asked: longer than the 10 s after which a GPU that hangs is left out, and its
 neighbours are not."""
-HEALTH_TIMER = "mps-health.timer"
+OF_HOST = (TIMER, HEALTH)
+"""The units of the look each minute."""
 
 
 def begin_nvml(world: World, timeout_s: float = NVML_TIMEOUT_S) -> Call[nvml.Snapshot]:
@@ -35,7 +36,7 @@ class Asked:
         from mpsctl.store import configuration  # NVML works meanwhile
 
         instances = dict.fromkeys([*configuration.names(world), *names])
-        self._units = [*units_of(instances), HEALTH_TIMER]
+        self._units = [*units_of(instances), *OF_HOST]
         self._shown = world.systemd.begin_show(self._units)
 
     def shown(self, units: Sequence[str]) -> Optional[Mapping[str, Mapping[str, str]]]:
@@ -48,7 +49,7 @@ class Asked:
 
 def units_of(names: Iterable[str]) -> list[str]:
     """The units of instances: the daemons' and the front doors'."""
-    return [unit for name in names for unit in (unit_of(name), door_unit(name))]
+    return [unit for name in names for unit in (unit_of(name), door_unit(name), door_service(name))]
 
 
 def unit_of(name: str) -> str:

@@ -25,6 +25,8 @@ class UnitFacts:
     needs_daemon_reload: bool = False
     invocation: str = ""
     active_since_s: Optional[float] = None
+    clock_set_s: float = 0
+    """how far the host's clock was set since then, forward or (below 0) back; 0 where that is not told"""
     listens_on: Optional[Path] = None
     """of a socket unit: its path"""
 
@@ -36,9 +38,9 @@ class UnitFacts:
 
 @dataclass(frozen=True)
 class DoorFacts:
-    """The front door of an instance: its socket's unit, and whether the name that clients look for leads to the socket
-    (``leads``). ``admission`` is what the door was told last, None where nothing that can be read was; ``notes`` is
-    what the door wrote down."""
+    """The front door of an instance: the units of its socket and of the ``service`` behind it, and whether the name
+    that clients look for leads to the socket (``leads``). ``admission`` is what the door was told last, None where
+    nothing that can be read was; ``notes`` is what the door wrote down."""
 
     unit: UnitFacts
     leads: bool
@@ -46,11 +48,14 @@ class DoorFacts:
     daemon_stands: bool = False
     """whether a daemon's own socket has the name that clients look for: there is no front door"""
     notes: Notes = field(default_factory=Notes)
+    service: UnitFacts = UnitFacts("")
+    listens: bool = True
+    """whether the socket is open: systemd closes it under an active unit that somebody masked (systemd 252)"""
 
     @property
     def stands(self) -> bool:
         """Whether somebody listens where clients look."""
-        return self.leads and self.unit.active
+        return self.leads and self.unit.active and self.listens
 
     @property
     def lets_in_to(self) -> int:

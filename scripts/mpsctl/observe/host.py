@@ -16,10 +16,10 @@ from mpsctl.adapters.trusted import WeakPoint
 from mpsctl.model.daemon_environment import DEFAULT_PIPE_DIRECTORY
 from mpsctl.model.errors import BadValue, MpsctlError, NotReady, one_line
 from mpsctl.model.instance import Instance
-from mpsctl.model.names import door_unit
+from mpsctl.model.names import HEALTH, TIMER, door_service, door_unit
 from mpsctl.model.places import FINGERPRINT, Places
 from mpsctl.observe import daemons, gpus, instance, remains, units, ways
-from mpsctl.observe.asked import HEALTH_TIMER, Asked, unit_of, units_of
+from mpsctl.observe.asked import OF_HOST, Asked, unit_of, units_of
 from mpsctl.observe.daemons import MpsProcesses
 from mpsctl.observe.door_facts import UnitFacts
 from mpsctl.observe.facts import NO_ANSWER, DaemonProcess, GpuFacts, InstanceFacts, Unread
@@ -87,8 +87,12 @@ class HostFacts:
     saved_modes: dict[str, str] = field(default_factory=dict)
     modes_set: frozenset[str] = frozenset()
     timer: Optional[UnitFacts] = None
+    health: Optional[UnitFacts] = None
+    """the service that the timer starts"""
     doors: dict[str, UnitFacts] = field(default_factory=dict)
     """the front doors' socket units, by instance"""
+    door_services: dict[str, UnitFacts] = field(default_factory=dict)
+    """the services behind them"""
     ours_installed: bool = False
     without_file: list[str] = field(default_factory=list)
     """instances that start at boot and have no file"""
@@ -257,7 +261,7 @@ def _look_deep(world: World) -> tuple[Optional[Managers], Optional[list[str]]]:
 
 def _look_at_units(world: World, found: HostFacts, begun: Optional[Asked]) -> None:
     names = [*found.every, *found.refused]
-    wanted = [*units_of(names), HEALTH_TIMER]
+    wanted = [*units_of(names), *OF_HOST]
     try:
         shown: Mapping[str, UnitFacts] = units.look(world, wanted, begun.shown(wanted) if begun else None)
     except (MpsctlError, OSError) as error:
@@ -265,7 +269,8 @@ def _look_at_units(world: World, found: HostFacts, begun: Optional[Asked]) -> No
         shown = {name: units.unknown(world, name) for name in wanted}
     found.units = {name: shown[unit_of(name)] for name in names}
     found.doors = {name: shown[door_unit(name)] for name in names}
-    found.timer = shown[HEALTH_TIMER]
+    found.door_services = {name: shown[door_service(name)] for name in names}
+    found.timer, found.health = shown[TIMER], shown[HEALTH]
 
 
 def _looks(
@@ -278,7 +283,10 @@ def _looks(
         if name in found.every:
             timeout_s = _JAMMED_TIMEOUT_S if _found_jammed(world, name, unit.main_pid) else DAEMON_TIMEOUT_S
             inside = world.hurried(world.now_s() + timeout_s, unit.main_pid) if isolated else world
-            door = found.doors.get(name) or units.unknown(world, door_unit(name))
+            door = (
+                found.doors.get(name) or units.unknown(world, door_unit(name)),
+                found.door_services.get(name) or units.unknown(world, door_service(name)),
+            )
             looks[name] = partial(instance.look, inside, found.every[name], unit, door, around)
         else:
             found.instances[name] = InstanceFacts(name, unit, refused=found.refused.get(name))

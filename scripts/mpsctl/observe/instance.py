@@ -75,8 +75,8 @@ def _last_s(world: World, unit: UnitFacts, around: Surroundings) -> Optional[flo
 
     Others than root are shown no line where they may read none: to tell that from silence all are read.
     """
-    if around.whole_journal or around.processes.unread or os.geteuid() != 0:
-        return None
+    if around.whole_journal or around.processes.unread or os.geteuid() != 0 or unit.clock_set_s:
+        return None  # journalctl counts back by the clock, which no line from before it was set goes by
     servers = [server.pid for server in around.processes.servers if server.daemon == unit.main_pid]
     ages_s = [procfs.age_s(procfs.started_at(pid), world.now_s()) for pid in servers]
     known_s = [age_s for age_s in ages_s if age_s is not None]
@@ -87,11 +87,12 @@ def look(
     world: World,
     desired: Instance,
     unit: UnitFacts,
-    door: UnitFacts,
+    door: tuple[UnitFacts, UnitFacts],
     around: Surroundings,
     journal: Optional[Journal] = None,
 ) -> InstanceFacts:
-    """The facts of an instance whose desired state is given, whether or not it is what its file says."""
+    """The facts of an instance whose desired state is given, whether or not it is what its file says. ``door`` are its
+    front door's socket and service."""
     journal = journal or begin_journal(world, unit, around)
     found = InstanceFacts(desired.name, unit, desired)
     found.drain = drains.read(world, desired.name)
@@ -100,7 +101,7 @@ def look(
     if unit.main_pid:
         found.main = main_process(unit.main_pid)
     public = Path(desired.pipe_directory)
-    found.door = _door(world, desired, door)
+    found.door = _door(world, desired, *door)
     jammed = found.door.notes.jammed
     found.jammed = jammed is not None and found.pid == jammed.daemon_pid and _is(found.pid, jammed.daemon_started_at)
     someone_there = found.door.stands or found.door.daemon_stands
@@ -129,7 +130,7 @@ def _is(pid: int, started_at: int) -> bool:
     return procfs.started_at(pid) == started_at
 
 
-def _door(world: World, desired: Instance, unit: UnitFacts) -> DoorFacts:
+def _door(world: World, desired: Instance, unit: UnitFacts, service: UnitFacts) -> DoorFacts:
     places, name = world.places, desired.name
     public = unit.listens_on.parent if unit.active and unit.listens_on is not None else Path(desired.pipe_directory)
     return DoorFacts(
@@ -138,6 +139,8 @@ def _door(world: World, desired: Instance, unit: UnitFacts) -> DoorFacts:
         admission.read(places, name),
         without_door.has_sockets(public),
         front_door_notes.read(places, name),
+        service,
+        pipe.somebody_listens(public),
     )
 
 

@@ -7,7 +7,6 @@ server only when that starts.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -403,6 +402,7 @@ class Unit:
     restarts: int = 0
     load_state: str = "loaded"
     active_since_s: float = 0
+    active_since_utc: str = ""
     listen: str = ""
 
 
@@ -443,6 +443,7 @@ class FakeSystemd:
             "Id": name,
             "LoadState": unit.load_state,
             "ActiveEnterTimestampMonotonic": str(int(unit.active_since_s * 1_000_000)),
+            "ActiveEnterTimestamp": unit.active_since_utc,
             "ActiveState": unit.active_state,
             "SubState": unit.sub_state,
             "MainPID": str(unit.main_pid),
@@ -528,12 +529,15 @@ class Host:
         self.processes: dict[int, Process] = {}
         self.daemons: dict[Path, FakeDaemon] = {}
         self.new_daemon: Callable[[int], FakeDaemon] = FakeDaemon
+        self.clock_set_s = 0.0
+        """how far somebody set the wall clock"""
         self.with_doors = True
         """whether an instance's start stands its front door up, as its unit has it (Wants=)"""
         self.open_logs: set[int] = set()
         self.said: list[str] = []
         self.signals: list[tuple[int, signal.Signals]] = []
         self._next_pid = 5000
+        self._listeners: dict[str, socket.socket] = {}
 
     @property
     def world(self) -> World:
@@ -553,7 +557,7 @@ class Host:
 
     def wall_s(self) -> float:
         """The wall clock, an hour at most after whatever the daemons' logs say."""
-        return time.mktime((2026, 11, 29, 14, 30, 0, 0, 0, -1)) + self.clock.now_s - 1000
+        return time.mktime((2026, 11, 29, 14, 30, 0, 0, 0, -1)) + self.clock.now_s - 1000 + self.clock_set_s
 
     def _daemon(self, pipe_directory: Path, lock: Optional[Path]) -> Daemon:
         if pipe_directory not in self.daemons:
@@ -734,7 +738,13 @@ class Host:
         if verb in ("start", "restart"):
             self.stand_door(name)
         elif verb == "stop":
+            self.close_socket(name)
             self.systemd.unit(door_unit(name)).active_state = "inactive"
+
+    def close_socket(self, name: str = "0") -> None:
+        """The socket of a front door is closed, and its file stays."""
+        if name in self._listeners:
+            self._listeners.pop(name).close()
 
     def stand_door(self, name: str = "0", public: Optional[Path] = None) -> None:
         """What systemd does at a start of the socket's unit: the socket, and the name that clients look for."""
@@ -742,8 +752,10 @@ class Host:
         files.make_directory(public / "control_lock")
         door = public / "front-door"
         door.unlink(missing_ok=True)
-        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as listener:
-            listener.bind(str(door))
+        self.close_socket(name)
+        self._listeners[name] = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listeners[name].bind(str(door))
+        self._listeners[name].listen()
         door.chmod(0o666)
         files.replace_symlink(public / "control", "front-door")
         self.show_door(name, public)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Callable
@@ -13,7 +14,7 @@ from fakes import FakeDaemon, Host
 from judging import SERVER, UNIT, amiss, judge, only, serve
 from mpsctl.adapters import procfs
 from mpsctl.checks import report
-from mpsctl.checks.judgement import VERIFY
+from mpsctl.checks.judgement import STATUS, VERIFY
 from mpsctl.lifecycle import apply
 from mpsctl.model.finding import CONVERGE, CRITICAL, OK, PERSON, RELOAD, UNKNOWN, WARNING
 from mpsctl.model.names import door_unit
@@ -383,6 +384,76 @@ def test_servers_that_end_with_a_failure(host: Host, count: int, level: str) -> 
     fail_servers(host.start(), count)
     found = only(host, "server-exits", level)
     assert f"server {94 + count} of user 1000 exited with status 1" in found.evidence
+
+
+YEARS_S = 10 * 365 * 86400
+
+
+def started_long_ago(host: Host, ago_s: float = 7200) -> FakeDaemon:
+    """Its unit was started two hours ago, by both clocks, and half an hour ago a server of it failed."""
+    host.clock.now_s += 10 * ago_s
+    base_s = host.wall_s() - 1800
+    daemon = host.start()
+    unit = host.systemd.unit(UNIT)
+    unit.active_since_s = host.clock.now_s - ago_s
+    unit.active_since_utc = time.strftime("%a %Y-%m-%d %H:%M:%S UTC", time.gmtime(host.wall_s() - ago_s))
+    for what in ("Starting new server 95 for user 1000", "Server 95 exited with status 1"):
+        daemon.log.append(f"[{time.strftime('%Y-%m-%d %H:%M:%S.000', time.localtime(base_s))} Control    73] {what}")
+    return daemon
+
+
+@pytest.mark.parametrize("set_s", [0, YEARS_S, -YEARS_S, 600, -600, 86400])
+def test_when_a_server_failed_is_told_though_the_clock_was_set_since(host: Host, set_s: float) -> None:
+    host.desired(ComputeMode="exclusive_process")
+    host.systemd.unit(UNIT).enabled = True
+    started_long_ago(host)
+    host.clock_set_s = set_s
+    told = only(host, "server-exits", WARNING).found
+    assert "30 min ago" in told or abs(set_s) == 600, "of two times that both can be, the later one counts"
+    assert " y " not in told
+    host.clock.now_s += 3600
+    assert judge(host).check("0", "server-exits").level == OK
+
+
+@pytest.mark.parametrize("set_s", [YEARS_S, -YEARS_S])
+def test_a_server_that_failed_after_the_clock_was_set(host: Host, set_s: float) -> None:
+    host.desired(ComputeMode="exclusive_process")
+    host.systemd.unit(UNIT).enabled = True
+    daemon = started_long_ago(host)
+    daemon.log.clear()
+    host.clock_set_s = set_s
+    now = time.strftime("%Y-%m-%d %H:%M:%S.000", time.localtime(host.wall_s() - 60))
+    daemon.log += [
+        f"[{now} Control    73] {what}"
+        for what in ("Starting new server 96 for user 7", "Server 96 exited with status 1")
+    ]
+    assert "1 min ago" in only(host, "server-exits", WARNING).found
+    host.clock.now_s += 3600
+    assert judge(host).check("0", "server-exits").level == OK
+
+
+def test_a_time_that_cannot_be_is_not_told_and_counts_as_recent(host: Host) -> None:
+    """The clock went forward and back again while the daemon ran."""
+    host.desired(ComputeMode="exclusive_process")
+    host.systemd.unit(UNIT).enabled = True
+    daemon = started_long_ago(host)
+    daemon.log[:] = [line.replace("[2026", "[2036") for line in daemon.log]
+    assert " ago" not in only(host, "server-exits", WARNING).found
+
+
+@pytest.mark.parametrize("set_s", [0, 10, YEARS_S, -YEARS_S])
+def test_all_of_the_journal_is_read_where_the_clock_was_set(
+    host: Host, set_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """journalctl counts an hour back by the clock: of a server from before that it would show no line."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    host.desired(ComputeMode="exclusive_process")
+    started_long_ago(host)
+    host.clock_set_s = set_s
+    host.systemd.read_back_s.clear()
+    judge(host, verb=STATUS)
+    (last_s,) = host.systemd.read_back_s
+    assert (last_s is None) == (abs(set_s) > 30)
 
 
 def test_failed_servers_that_were_replaced_are_a_note(host: Host) -> None:

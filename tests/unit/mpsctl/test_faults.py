@@ -41,17 +41,23 @@ def reads_of_the_wall_clock(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "path", sorted([*PROGRAM.glob("acts/*.py"), *PROGRAM.glob("state/*.py")]), ids=lambda p: p.stem
-)
-def test_clock_jumps(path: Path) -> None:
-    """Fault: the host's clock jumps, forward or back
+READERS = {
+    "store/world.py": ["time.time"],  # hands it to those below
+    "adapters/daemon_log.py": ["time.mktime"],  # when a server ended: its log has nothing else
+    "adapters/rank.py": ["datetime"],  # a length of time, for torch
+    "front_door/outlook.py": ["st_mtime_ns"],  # whether a file is another one
+    "front_door/service.py": ["st_mtime_ns"],
+}
+TOLD_THE_TIME = {"store/world.py", "observe/host.py", "observe/units.py", "checks/server_checks.py", "causes/host.py"}
+"""Who is handed the wall clock: a look, to say how long ago a server ended, and how far the clock was set since."""
 
-    Happens: nothing: waits, pauses, grace times and ages count from boot; the times in the journal are never compared
-    Heals: nothing to heal
-    Tried: no module that acts or remembers reads the wall clock or a file's time (a container has the machine's clock)
-    """
-    assert reads_of_the_wall_clock(path.read_text()) == []
+
+def test_waits_and_ages_count_from_boot() -> None:
+    """Nothing that acts, waits or remembers goes by a clock that somebody may set."""
+    texts = {str(path.relative_to(PROGRAM)): path.read_text() for path in PROGRAM.rglob("*.py")}
+    assert len(texts) > 100
+    assert {name: found for name, text in texts.items() if (found := reads_of_the_wall_clock(text))} == READERS
+    assert {name for name, text in texts.items() if "wall_s" in text} == TOLD_THE_TIME
 
 
 @pytest.mark.parametrize(

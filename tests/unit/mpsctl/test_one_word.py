@@ -18,8 +18,9 @@ from mpsctl.checks import verbs
 from mpsctl.checks.judgement import EVERY_VERB, HEALTH, SITE, STATUS, VERIFY
 from mpsctl.checks.report import JUDGEMENTS, report
 from mpsctl.model.finding import CRITICAL, OK, UNKNOWN, WARNING
+from mpsctl.model.names import HEALTH as HEALTH_SERVICE
+from mpsctl.model.names import TIMER, door_service, door_unit
 from mpsctl.model.places import FINGERPRINT
-from mpsctl.observe import asked
 from mpsctl.observe.host import look
 from mpsctl.store import admission, drains, saved_compute_modes
 from shell import Shell
@@ -216,6 +217,25 @@ def unit_masked_and_down(host: Host) -> None:
     unit_masked(host)
 
 
+def door_masked(host: Host) -> None:
+    host.systemd.unit(door_unit("0")).load_state = "masked"
+
+
+def door_service_masked(host: Host) -> None:
+    host.systemd.unit(door_service("0")).load_state = "masked"
+
+
+def door_socket_closed(host: Host) -> None:
+    """As systemd leaves it where the socket's unit was masked for a while: active, and nobody has the socket."""
+    host.close_socket()
+
+
+def health_masked(host: Host) -> None:
+    timer_stopped(host)
+    host.systemd.unit(TIMER).active_state = "active"
+    host.systemd.unit(HEALTH_SERVICE).load_state = "masked"
+
+
 def unit_not_enabled(host: Host) -> None:
     host.systemd.unit(UNIT).enabled = False
 
@@ -304,7 +324,7 @@ def timer_disabled(host: Host) -> None:
 
 def timer_stopped(host: Host) -> None:
     timer_disabled(host)
-    host.systemd.unit(asked.HEALTH_TIMER).enabled = True
+    host.systemd.unit(TIMER).enabled = True
 
 
 def mode_of_a_gpu_of_nobody(host: Host) -> None:
@@ -323,6 +343,9 @@ FAULTS = {
     "socket closed": Fault(socket_closed, CRITICAL, ("pipe-directory-access",)),
     "front door told to wait": Fault(door_closed, CRITICAL, ("front-door",)),
     "front door gone": Fault(door_gone, CRITICAL, ("front-door",)),
+    "front door masked": Fault(door_masked, CRITICAL, ("front-door",)),
+    "front door's service masked": Fault(door_service_masked, CRITICAL, ("front-door",)),
+    "front door's socket closed under its unit": Fault(door_socket_closed, CRITICAL, ("front-door",)),
     "front door open though drained": Fault(door_opened_while_drained, CRITICAL, ("front-door", "drain")),
     "daemon's files removed": Fault(files_cleaned, CRITICAL, ("pipe-directory-files",)),
     "compute mode changed": Fault(mode_changed, CRITICAL, ("compute-mode",)),
@@ -378,6 +401,7 @@ FAULTS = {
     "group unknown": Fault(group_unknown, CRITICAL, ("configuration",)),
     "health timer disabled": Fault(timer_disabled, OK, ("health-timer",), WARNING),
     "health timer stopped": Fault(timer_stopped, OK, ("health-timer",), WARNING),
+    "health service masked": Fault(health_masked, OK, ("health-timer",), WARNING),
 }
 
 

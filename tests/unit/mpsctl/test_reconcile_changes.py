@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Optional, Sequence
+from dataclasses import replace
+from typing import Callable, Optional, Sequence
 
 import pytest
 
 from converging import TIMER, TIMER_TEXT, Fleet, as_desired, conf, gpu_of
 from fakes import uuid
-from mpsctl.adapters import procfs
+from mpsctl.adapters import pipe, procfs
+from mpsctl.model.names import door_service, door_unit
 
 MIB = 1 << 20
 
@@ -267,7 +269,7 @@ MASKED = "mps-control@0.service"
 
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("active", [True, False])
-@pytest.mark.parametrize("unit", [MASKED, TIMER])
+@pytest.mark.parametrize("unit", [MASKED, TIMER, door_unit("0"), door_service("0")])
 def test_a_masked_unit_is_an_error_before_anything_is_tried_and_holds_up_no_other(
     fleet: Fleet, unit: str, active: bool, check: bool
 ) -> None:
@@ -288,6 +290,19 @@ def test_a_masked_unit_is_an_error_before_anything_is_tried_and_holds_up_no_othe
     assert answer.error.count(f"unmask {unit}") == 1
     assert not any(unit in warning for warning in answer.warnings)
     assert check or as_desired(answer, "1")
+
+
+def test_a_door_whose_socket_systemd_closed_under_it_is_stood_up_anew(fleet: Fleet) -> None:
+    """An unmasked socket's unit is active, and nobody listens: clients run outside MPS."""
+    fleet.converge(_0=conf(fleet))
+    pid = fleet.host.running("0").pid
+    fleet.host.close_socket()
+    assert [step["kind"] for step in fleet.check(_0=conf(fleet)).steps] == ["open-front-door"]
+    answer = fleet.converge(_0=conf(fleet))
+    assert (answer.error, as_desired(answer, "0")) == (None, True)
+    assert pipe.somebody_listens(fleet.host.pipe_root / "0")
+    assert fleet.host.running("0").pid == pid
+    assert not fleet.converge(_0=conf(fleet)).changed
 
 
 @pytest.mark.parametrize("values", [{"GPUs": "1"}, {"DeviceMemoryLimit": "6G"}])
@@ -465,3 +480,59 @@ def test_a_gpu_goes_over_from_an_instance_that_is_no_longer_desired(fleet: Fleet
     acts = fleet.host.systemd.acts
     assert acts.index("stop mps-control@old.service") < acts.index("start mps-control@new.service")
     assert fleet.host.nvml.gpu(0).compute_mode == "exclusive_process"
+
+
+# -- GPUs that change while a run goes on
+
+
+def changing(fleet: Fleet, verb: str, change: Callable[[], None]) -> None:
+    """The GPUs change when systemd is first asked for ``verb``: behind the look, and before the start."""
+    act, due = fleet.host.systemd.act, [change]
+
+    def acts(verb_: str, units: Sequence[str] = ()) -> Optional[str]:
+        if verb_ == verb and due:
+            due.pop()()
+        return act(verb_, units)
+
+    fleet.host.systemd.act = acts  # type: ignore[assignment,method-assign]
+
+
+def test_another_card_at_the_index_of_an_instance_is_taken_and_told(fleet: Fleet) -> None:
+    gpus = fleet.host.nvml.all
+
+    def swap() -> None:
+        gpus[0], gpus[3] = replace(gpus[3], index=0), replace(gpus[0], index=3)
+
+    changing(fleet, "start", swap)
+    answer = fleet.converge(_0=conf(fleet))
+    assert (answer.error, gpu_of(answer, "0")["uuid"]) == (None, uuid(3))
+    (line,) = [warning for warning in answer.warnings if "changed while the run went on" in warning]
+    assert uuid(0) in line
+    assert uuid(3) in line
+    assert fleet.host.nvml.gpu(3).compute_mode != "exclusive_process", "the card that the run was planned for"
+
+
+def test_a_card_that_another_instance_serves_is_not_taken_by_its_new_index(fleet: Fleet) -> None:
+    """GPU 0 is not found any more, and those behind it moved up."""
+    fleet.converge(_1=conf(fleet, "1"))
+    pid = fleet.host.running("1").pid
+    gpus = fleet.host.nvml.all
+
+    def pull() -> None:
+        gpus[:] = [replace(gpu, index=index) for index, gpu in enumerate(gpus[1:])]
+
+    changing(fleet, "start", pull)
+    answer = fleet.converge(_0=conf(fleet, DriverTimeoutSec=1), _1=conf(fleet, "1"))
+    assert f"mps-control@1.service still has {uuid(1)}" in str(answer.error)
+    assert fleet.host.running("1").pid == pid
+    assert fleet.host.systemd.unit("mps-control@0.service").main_pid == 0
+
+
+def test_a_card_named_by_its_uuid_that_is_gone_is_an_error_and_no_other_is_taken(fleet: Fleet) -> None:
+    gpus = fleet.host.nvml.all
+    changing(fleet, "start", lambda: gpus.__setitem__(0, replace(gpus[0], uuid=uuid(99))))
+    before = list(fleet.host.nvml.modes_set)
+    answer = fleet.converge(_0=conf(fleet, GPUs=uuid(0), DriverTimeoutSec=1))
+    assert f"GPU {uuid(0)}" in str(answer.error)
+    assert uuid(99) in str(answer.error)
+    assert fleet.host.nvml.modes_set == before

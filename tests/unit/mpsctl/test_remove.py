@@ -265,7 +265,7 @@ def test_an_instance_that_would_start_at_boot_without_a_file_goes_too(installed:
     wants.mkdir()
     (wants / "mps-control@gone.service").symlink_to("../mps-control@.service")
     run(installed)
-    assert "disable mps-control@gone.service" in installed.systemd.acts
+    assert any(act.startswith("disable ") and "mps-control@gone.service" in act for act in installed.systemd.acts)
     assert not list(wants.iterdir()), "of a masked unit `systemctl disable` leaves the link"
 
 
