@@ -83,7 +83,7 @@ class Verdict:
         self.refusals.append((key, BadValue(found, expected, remedy)))
 
 
-CLIENTS, LIMIT = "ExpectedClients", "DeviceMemoryLimit"
+CLIENTS, LIMIT, SHARES = "ExpectedClients", "DeviceMemoryLimit", "Shares"
 
 
 def cap(driver: Optional[str], pre_volta: bool = False) -> int:
