@@ -1,4 +1,4 @@
-"""What shares come to on a GPU: their memory and percentage, whether they fit, and whether there are more than places."""
+"""What shares come to on a GPU: their memory and percentage, whether they fit, and whether they add up to too much."""
 
 from __future__ import annotations
 
@@ -46,11 +46,10 @@ class ShareUse:
             f"{self.share.clients} x {self.limit_mib} MiB = {self.memory_share_mib} MiB,"
             f" {self.memory_percent:g} % of the memory"
         )
-        threads = (
-            "each may use all multiprocessors"
-            if self.thread_percentage is None
-            else f"{self.share.clients} x {self.thread_percentage:g} % = {self.threads_percent:g} % of the multiprocessors"
-        )
+        threads = "each may use all multiprocessors"
+        if self.thread_percentage is not None:
+            percent = f"{self.share.clients} x {self.thread_percentage:g} % = {self.threads_percent:g} %"
+            threads = f"{percent} of the multiprocessors"
         return f"{self.share}: {memory}; {threads}; {'fits' if self.fits else f'does not fit: at most {self.most}'}"
 
     def as_json(self) -> dict[str, Any]:

@@ -94,6 +94,9 @@ class Shares:
         return found
 
 
+NONE = Shares()
+
+
 def check_shares(value: object) -> Shares:
     """The shares as the role's variable has them, or as the text of an instance's file.
 
@@ -163,7 +166,9 @@ def _unit(name: object) -> str:
     if name == "-.slice":
         raise BadValue(where, "a part of all units: this slice has every process", "set mps_expected_clients")
     if kind == "slice" and not _SLICE_NAME.fullmatch(name):
-        raise BadValue(where, "a slice's name: words with single dashes between them, no @", "write for example a-b.slice")
+        raise BadValue(
+            where, "a slice's name: words with single dashes between them, no @", "write for example a-b.slice"
+        )
     return name
 
 
