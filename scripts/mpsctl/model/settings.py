@@ -239,8 +239,8 @@ SETTINGS: tuple[Setting, ...] = (
         key="LimitBypass",
         section="Clients",
         field="limit_bypass",
-        comment="What becomes of a client that shook off its limit: report, refuse at the front door, or terminate"
-        " once seen so for the grace time.",
+        comment="What becomes of a client that shook off its limit: report, refuse at the front door, terminate"
+        " after the grace time.",
         formerly=(Former("mps_escaped_clients", "EscapedClients"),),
     ),
     Setting(

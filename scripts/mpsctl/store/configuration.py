@@ -96,7 +96,7 @@ def room_of(instance: Instance) -> Optional[Room]:
         if known.key in found:
             raise _refused("Shares", f"{share} and {found[known.key]}, one user", "each share once", "remove one")
         found[known.key] = known
-    return replace(room, shares=Shares.of(found.values()))
+    return replace(room, shares=Shares(tuple(found.values())))
 
 
 def _uid(user: str) -> int:

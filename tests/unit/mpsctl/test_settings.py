@@ -76,7 +76,7 @@ ComputeMode=exclusive_process
 [Limits]
 
 [Clients]
-# What becomes of a client that shook off its limit: report, refuse at the front door, or terminate once seen so for the grace time.
+# What becomes of a client that shook off its limit: report, refuse at the front door, terminate after the grace time.
 LimitBypass=report
 LimitBypassGraceSec=60
 # What is said of ranks of a distributed training run among the clients: ignore, warn or fail.

@@ -110,8 +110,16 @@ def test_what_is_taken_can_be_sent(name: str, value: Any) -> None:
         ({"mps_shares": {"units": {"a.service": {"b": 1}}}}, "mps_shares: ", "a whole number of clients"),
         ({"mps_shares": {"users": {1001: 1, "1001": 2}}}, "mps_shares: ", "user:1001 twice"),
         ({"mps_shares": [{"each_user": 1}]}, "mps_shares: ", "shares of units, users and containers"),
-        ({"mps_instances": [{"name": "a", "gpus": [0], "shares": {"each_user": 1.0}}]}, "mps_instances[a].shares: ", "1.0"),
-        ({"mps_instances": [{"name": "a", "gpus": [0], "over_expected": True}]}, "mps_instances[a].over_expected: ", "True"),
+        (
+            {"mps_instances": [{"name": "a", "gpus": [0], "shares": {"each_user": 1.0}}]},
+            "mps_instances[a].shares: ",
+            "1.0",
+        ),
+        (
+            {"mps_instances": [{"name": "a", "gpus": [0], "over_expected": True}]},
+            "mps_instances[a].over_expected: ",
+            "True",
+        ),
         ({"mps_over_expected": None}, "mps_over_expected: ", "found null"),
     ],
 )

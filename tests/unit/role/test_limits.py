@@ -99,7 +99,7 @@ def test_more_than_a_live_reload_on_one_host_stops_all_before_any_change(converg
     assert all(converged.calls(name) == ["check"] for name in "abcdefgh")
 
 
-NO_FIT = {"refused": "mps_shares: found each-user=9: 9 clients, expected the sum within; at most 3", "does_not_fit": True}
+NO_FIT = {"refused": "mps_shares: found each-user=9, expected what fits; at most 3 clients", "does_not_fit": True}
 
 
 @pytest.mark.parametrize("names", ["g", "a", "ab", "h", "abcdefg"])

@@ -68,7 +68,7 @@ def test_what_one_host_refuses_stops_all_before_any_change(fleet: Fleet) -> None
     assert [fleet.calls(host) for host in "abc"] == [["check"]] * 3
 
 
-NO_FIT = {"refused": "mps_shares: found each-user=9: 9 clients, expected the sum within; at most 3", "does_not_fit": True}
+NO_FIT = {"refused": "mps_shares: found each-user=9, expected what fits; at most 3 clients", "does_not_fit": True}
 
 
 def test_a_host_whose_gpus_cannot_hold_it_refuses_alone(fleet: Fleet) -> None:

@@ -48,7 +48,9 @@ def test_the_controller_refuses_what_the_host_would_and_nothing_else() -> None:
     for chosen in all_together():
         values = {**variables.defaults(), **{PREFIX + key: value for key, value in chosen.items()}}
         (of_host,) = host_refuses(values).values()
-        assert [line.partition(": ")[0] for line in variables.problems(values)] == ([of_host] if of_host else []), chosen
+        assert [line.partition(": ")[0] for line in variables.problems(values)] == ([of_host] if of_host else []), (
+            chosen
+        )
         refused += of_host is not None
     assert refused > 100, "no test that cannot fail"
 
@@ -87,7 +89,7 @@ def test_what_is_wrong_with_all_instances_is_said_once() -> None:
     entries = [{"name": name, "gpus": [name]} for name in "123"]
     values = {**variables.defaults(), "mps_over_expected": "wait", "mps_instances": entries}
     assert len(variables.problems(values)) == 1
-    entries[1]["over_expected"] = "refuse"  # type: ignore[assignment]
+    entries[1]["over_expected"] = "refuse"
     assert [line.partition(": ")[0] for line in variables.problems(values)] == [
         "mps_over_expected",
         "mps_instances[2].over_expected",
