@@ -137,9 +137,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             ) from None
 
     @staticmethod
-    def _not_done(phase: str, refused: str) -> dict[str, Any]:
-        if phase == "look":  # the run as a whole is stopped by the task behind this one, with all hosts' lines
-            return {"changed": False, "needed": False, "refused": refused, "missing": None, "program_sent": False}
+    def _not_done(phase: str, refused: str, does_not_fit: bool = False) -> dict[str, Any]:
+        """``does_not_fit``: on this host's GPUs, whatever others can hold."""
+        if phase == "look":  # the tasks behind this one stop this host, or the run as a whole with all hosts' lines
+            said = {"refused": refused, "does_not_fit": does_not_fit}
+            return {"changed": False, "needed": False, "missing": None, "program_sent": False, **said}
         return {"failed": True, "msg": refused, "refused": refused}
 
     def _reading(
@@ -167,6 +169,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             "changed": needed and (check_mode or not look),
             "needed": needed or (look and told_later),
             "refused": None,
+            "does_not_fit": False,
             "missing": missing or None,
             "actions": actions,
             "steps": steps,
@@ -183,7 +186,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             reading["warnings"] = [*(answer.get("warnings") or ()), *([] if told_later else waiting)]
         refused = answer.get("refused") or (packages.refusal(described, wanted) if to_install else None)
         if refused:
-            reading.update(self._not_done(phase, f"{host}: {refused}"))
+            reading.update(self._not_done(phase, f"{host}: {refused}", bool(answer.get("does_not_fit"))))
         problem = answer.get("error") or (missing["message"] if missing and not to_install else None)
         if problem:  # the line that matters, and what was done before it
             put_back = {"put_back": answer["put_back"]} if answer.get("put_back") is not None else {}

@@ -78,6 +78,10 @@ refused:
   description: The line that says what this host cannot do, or null. Nothing was changed then.
   returned: always
   type: str
+does_not_fit:
+  description: Whether RV(refused) is a matter of this host's GPUs or its driver alone, which others may do.
+  returned: with RV(phase=look)
+  type: bool
 missing:
   description: What of NVIDIA's package is not installed, as what and message, or null.
   returned: success

@@ -6,7 +6,7 @@ All that is known about them stands in mpsctl.model.settings.
 from __future__ import annotations
 
 import difflib
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 
 from . import project  # noqa: F401 (it makes mpsctl importable)
 
@@ -16,6 +16,7 @@ from mpsctl.model import instance as instances  # isort: skip
 from mpsctl.model.errors import BadValue  # isort: skip
 from mpsctl.model.foreign import quoted, shown, written  # isort: skip
 from mpsctl.model.settings import BY_VARIABLE, PREFIX, SETTINGS, Former, Setting  # isort: skip
+from mpsctl.model.shares import check_shares  # isort: skip
 
 OVERRIDES: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS if setting.per_instance}
 """What an instance may have of its own, by its name in an entry of mps_instances."""
@@ -89,16 +90,52 @@ def problems(values: Mapping[str, Any]) -> list[str]:
             found.extend(_instance_problems(value))
         elif value is not None and not setting.composed:
             found.extend(_refusal(name, setting.check, value))
-    return found + _fit_problems(values) + _pipe_problems(values) + _group_problems(values)
+    return found + _fit_problems(values) + _pipe_problems(values) + _together_problems(values)
 
 
-def _group_problems(values: Mapping[str, Any]) -> list[str]:
-    """Each of the two is said elsewhere where it is no good value itself."""
-    name, group, door = f"{PREFIX}group", values.get(f"{PREFIX}group"), values.get(f"{PREFIX}front_door")
-    if door is None or _refusal("", checked_values.check_yes_or_no, door):
-        return []
-    judged = checked_values.check_yes_or_no(door)
-    return _refusal(name, lambda one: instances.check_group_is_judged(one, judged), group)
+def _entries(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The entries of mps_instances; an empty one stands for all instances where there is one for each GPU."""
+    entries = values.get(f"{PREFIX}instances")
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else [{}]
+
+
+def _of(values: Mapping[str, Any], entry: Mapping[str, Any], setting: Setting) -> Any:
+    """The value that an instance has: its own, or the host's."""
+    own = setting.per_instance and setting.name in entry
+    return entry[setting.name] if own else values.get(setting.variable, setting.default)
+
+
+def _together_problems(values: Mapping[str, Any]) -> list[str]:
+    """What only makes sense together, for each instance. Values that are no good ones are said elsewhere."""
+    common, found = _check_together(values, {}), []
+    for entry in _entries(values):
+        error = _check_together(values, entry)
+        if error is None:
+            continue
+        setting = BY_VARIABLE[str(error.variable)]
+        of_all = not entry or not setting.per_instance or (common is not None and str(common) == str(error))
+        found.append(f"{setting.variable if of_all else f'{_place(entry)}.{setting.name}'}: {error}")
+    return list(dict.fromkeys(found))
+
+
+def _check_together(values: Mapping[str, Any], entry: Mapping[str, Any]) -> Optional[BadValue]:
+    """Why an instance's values are no instance, or None; also where one of them is no good value itself."""
+    fields: dict[str, Any] = {"name": "0", "gpus": (), "pipe_directory": "/"}
+    for setting in SETTINGS:
+        if setting.field is None or setting.composed:
+            continue
+        value = _of(values, entry, setting)
+        try:
+            fields[setting.field] = None if value is None else setting.check(value)
+        except BadValue:
+            return None
+        if value is None and setting.null_refused:
+            return None
+    try:
+        instances.check_together(instances.Instance(**fields))
+    except BadValue as error:
+        return error
+    return None
 
 
 def _no_null(name: str, remedy: str) -> str:
@@ -176,22 +213,20 @@ def _entry_problems(name: str, entry: Any) -> list[str]:
 
 def _fit_problems(values: Mapping[str, Any]) -> list[str]:
     """Clients that fit on no GPU, whatever its model: what only the host's GPU tells is refused by its look."""
-    entries = values.get(f"{PREFIX}instances")
-    owners: list[tuple[str, Mapping[str, Any]]] = [(f"{PREFIX}expected_clients", {})]
-    if isinstance(entries, list):
-        owners = [(_place(entry), entry) for entry in entries if isinstance(entry, dict)]
-    found = []
-    for place, entry in owners:
-        clients, limit = (
-            entry[key] if key in entry else values.get(PREFIX + key)
-            for key in ("expected_clients", "device_memory_limit")
+    found: list[str] = []
+    for entry in _entries(values):
+        clients, limit, shares = (
+            _of(values, entry, BY_VARIABLE[PREFIX + key])
+            for key in ("expected_clients", "device_memory_limit", "shares")
         )
         try:
-            wanted = None if clients is None else checked_values.check_expected_clients(clients)
-            share = None if limit is None else quantity.parse(limit)
+            expected = None if clients is None else checked_values.check_expected_clients(clients)
+            each = None if limit is None else quantity.parse(limit)
+            wanted, share = fit.to_fit(expected, None if shares is None else check_shares(shares))
         except BadValue:
             continue  # said elsewhere
-        found.extend(_refusal(place, lambda pair: fit.refuse_anywhere(*pair), (share, wanted)))
+        place = _place(entry) if entry else f"{PREFIX}{'expected_clients' if share is None else 'shares'}"
+        found.extend(_refusal(place, lambda three: fit.refuse_anywhere(*three), (each, wanted, share)))
     return found
 
 

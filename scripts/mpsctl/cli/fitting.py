@@ -14,6 +14,9 @@ from mpsctl.model import checked_values, fit, quantity
 from mpsctl.model import plan as plans
 from mpsctl.model.errors import BadValue
 from mpsctl.model.fit import Card
+from mpsctl.model.instance import Instance
+from mpsctl.model.shares import NONE, check_shares
+from mpsctl.store import configuration
 from mpsctl.store.world import World
 
 
@@ -75,7 +78,7 @@ def _driver(text: str) -> str:
     raise BadValue(repr(text), "a driver's version", "write for example 580.159.04")
 
 
-def _card(world: World, options: argparse.Namespace) -> Card:
+def _card(world: World, options: argparse.Namespace, instance: Optional[Instance]) -> Card:
     from mpsctl.observe import planning
 
     described = {
@@ -85,6 +88,8 @@ def _card(world: World, options: argparse.Namespace) -> Card:
     }
     given = [name for name, value in described.items() if value is not None]
     if not given:
+        if instance is not None and options.gpu is None:
+            return planning.of_instance(world, instance)
         return planning.on_host(world, options.gpu)
     if options.gpu is not None:
         raise BadValue(f"--gpu with {given[0]}", "a GPU of this host or a described one", "leave one out")
@@ -96,15 +101,27 @@ def _card(world: World, options: argparse.Namespace) -> Card:
     )
 
 
-def plan(world: World, options: argparse.Namespace) -> int:
-    from mpsctl.observe import planning
-
+def _desired(world: World, options: argparse.Namespace) -> tuple[Card, plans.Desired]:
+    """What is asked, and of which card. What an instance has the options change."""
+    instance = None if options.instance is None else configuration.load(world, options.instance)
     memory = option("--memory", options.memory, quantity.parse)
     clients = option("--clients", options.clients, checked_values.check_expected_clients)
     threads = option("--threads", options.threads, checked_values.check_thread_percentage)
     rates = option("--rates", options.rates, plans.parse_rates)
-    card = _card(world, options)
-    desired = plans.Desired(
+    shares = option("--share", " ".join(options.share) if options.share else None, check_shares)
+    over_expected = checked_values.ADMIT
+    if instance is not None:
+        memory, clients = memory or instance.limit, clients or instance.expected_clients
+        threads = threads or instance.thread_percentage
+        shares = instance.shares if shares is None else shares
+        over_expected = instance.over_expected
+    if shares and over_expected == checked_values.ADMIT:
+        over_expected = checked_values.WAIT
+    if memory is None:
+        found = "neither --memory nor --instance" if instance is None else f"no memory limit of {options.instance}"
+        raise BadValue(found, "the size of one process", "write for example --memory 4G")
+    card = _card(world, options, instance)
+    return card, plans.Desired(
         limit_mib=memory.on(card.memory_mib),
         clients=clients,
         thread_percentage=threads,
@@ -113,8 +130,15 @@ def plan(world: World, options: argparse.Namespace) -> int:
         synchronous=options.synchronous,
         max_connections=fit.max_connections_of(os.environ),
         share=memory if memory.mib is None else None,
+        shares=shares or NONE,
+        over_expected=over_expected,
     )
-    found = planning.plan(world, card, desired)
+
+
+def plan(world: World, options: argparse.Namespace) -> int:
+    from mpsctl.observe import planning
+
+    found = planning.plan(world, *_desired(world, options))
     if options.json:
         output.say_json(found.as_json())
     else:

@@ -229,9 +229,23 @@ def _measure(parser: argparse.ArgumentParser) -> None:
 
 def _plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--memory", metavar="Q", required=True, help="size of one process, its context included: 4G, 20%%"
+        "--memory",
+        metavar="Q",
+        help="size of one process, its context included: 4G, 20%% (needed without --instance)",
+    )
+    parser.add_argument(
+        "--instance",
+        metavar="I",
+        help="begin with the limits, clients and shares of this one; other options change them",
     )
     parser.add_argument("--clients", metavar="N", help="how many (default: what fits, up to 8)")
+    parser.add_argument(
+        "--share",
+        metavar="S",
+        action="append",
+        default=[],
+        help="clients at once of a unit, a user, or each: unit:api.service=4, user:alice=2, each-unit=1 …; repeatable",
+    )
     parser.add_argument("--gpu", metavar="REF", help="a GPU of this host (default: its only kind)")
     parser.add_argument("--model-memory-mib", metavar="N", help="a GPU that is not here: its memory in MiB")
     parser.add_argument("--gpu-name", metavar="NAME", help="with it: its name as NVML has it")

@@ -37,6 +37,8 @@ class Answer:
     check: bool
     changed: bool = False
     refused: Optional[str] = None
+    does_not_fit: bool = False
+    """whether it is refused for this host's GPUs alone, which cannot hold what others may"""
     missing: Optional[dict[str, str]] = None
     error: Optional[str] = None
     diff: list[dict[str, str]] = field(default_factory=list)

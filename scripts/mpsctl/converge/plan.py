@@ -32,8 +32,12 @@ from mpsctl.observe.facts import InstanceFacts
 from mpsctl.store import configuration, saved_compute_modes
 from mpsctl.store.world import World
 
-LIMITS = ("limit", "thread_percentage", "client_priority", "expected_clients")
-"""What of an instance a live reload brings about, clients or not; how many are expected touches no daemon."""
+LIMITS = (
+    *("limit", "thread_percentage", "client_priority", "expected_clients", "over_expected", "shares"),
+    *("limit_bypass", "limit_bypass_grace_s", "client_wait_s"),
+)
+"""What of an instance a live reload brings about, clients or not; of how many there may be only the front door is told,
+and nobody who is in is ended."""
 
 NO_LONGER_DESIRED = "the instance is no longer desired"
 FRONT_DOOR = "front-door"

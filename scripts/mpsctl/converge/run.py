@@ -17,7 +17,7 @@ from mpsctl.converge.request import Request
 from mpsctl.converge.situation import Situation
 from mpsctl.converge.step import Step
 from mpsctl.converge.unit_steps import Restart, Start
-from mpsctl.model.errors import BadValue, MpsctlError, NotReady, one_line
+from mpsctl.model.errors import BadValue, DoesNotFit, MpsctlError, NotReady, one_line
 from mpsctl.model.names import UNIT
 from mpsctl.observe import gpus as observed_gpus
 from mpsctl.observe.asked import Asked
@@ -42,6 +42,7 @@ def run(world: World, request: Request, check: bool, program: Optional[Path], be
         return answer
     except BadValue as error:
         answer.refused = f"{error.variable or 'mps_instances'}: {error}"
+        answer.does_not_fit = isinstance(error, DoesNotFit)
         return answer
     try:
         found = situation.look(world, request, desired, gpus, begun)

@@ -92,11 +92,11 @@ def desired(request: Request, gpus: Sequence[Gpu]) -> Desired:
 def fit(world: World, desired: Desired, gpus: GpuFacts) -> list[str]:
     """The arithmetic of every instance that says enough for one; what it warns of.
 
-    :raises BadValue: if clients cannot fit, or cannot even start.
+    :raises DoesNotFit: if clients cannot fit, or cannot even start.
     """
     found: list[str] = []
     for instance in desired.instances:
-        if instance.limit is not None or instance.expected_clients is not None:
+        if instance.limit is not None or instance.expected_clients is not None or instance.shares:
             from mpsctl.store import fitting  # spares its reading on hosts that do without
 
             found += fitting.judge(world, instance, configuration.resolve(instance, gpus.gpus), gpus.driver)

@@ -51,6 +51,10 @@ class BadValue(MpsctlError):
         return BadValue(self.found, self.expected, self.remedy, key, variable)
 
 
+class DoesNotFit(BadValue):
+    """What a GPU of this host cannot hold, or its driver, whatever others can: this host refuses it alone."""
+
+
 class Unreadable(BadValue):
     """A file that is there and cannot be read for what it should be; ``path`` names it."""
 

@@ -14,6 +14,7 @@ from mpsctl.model import foreign
 from mpsctl.model.costs import Costs, driver_branch
 from mpsctl.model.errors import BadValue
 from mpsctl.model.quantity import Quantity
+from mpsctl.model.shares import Share, Shares
 
 FITS, WARNS, REFUSED = "fits", "warns", "refused"
 
@@ -82,7 +83,7 @@ class Verdict:
         self.refusals.append((key, BadValue(found, expected, remedy)))
 
 
-CLIENTS, LIMIT = "ExpectedClients", "DeviceMemoryLimit"
+CLIENTS, LIMIT, SHARES = "ExpectedClients", "DeviceMemoryLimit", "Shares"
 
 
 def cap(driver: Optional[str], pre_volta: bool = False) -> int:
@@ -311,23 +312,30 @@ def lowers_cap(text: Optional[str]) -> bool:
     return not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) > DEFAULT_MAX_CONNECTIONS
 
 
-def refuse_anywhere(limit: Optional[Quantity], clients: Optional[int]) -> None:
-    """What fits on no GPU whatever its model.
+def to_fit(expected: Optional[int], shares: Optional[Shares]) -> tuple[Optional[int], Optional[Share]]:
+    """How many clients must fit at once: those expected, else the largest share, which is the second then."""
+    largest = None if expected is not None or shares is None else shares.largest
+    return (expected, None) if largest is None else (largest.clients, largest)
 
-    :raises BadValue: for more clients than any driver takes, or shares that exceed the whole.
+
+def refuse_anywhere(limit: Optional[Quantity], clients: Optional[int], of: Optional[Share] = None) -> None:
+    """What fits on no GPU whatever its model. ``of`` is the share that has so many.
+
+    :raises BadValue: for more clients than any driver takes, or limits that exceed the whole.
     """
     if clients is None:
         return
+    named = f"{of}: " if of is not None else ""
     if clients > CAP_FROM_590:
         raise BadValue(
-            f"{clients} clients on one GPU",
+            f"{named}{clients} clients on one GPU",
             f"at most {CAP_FROM_590}, the highest cap of any driver",
             "spread them over more GPUs",
         )
     share = None if limit is None else limit.thousandths_percent
     if share is not None and clients * share > 100_000:
         raise BadValue(
-            f"{clients} clients x {limit} = {clients * share / 1000:g} % of a GPU's memory",
+            f"{named}{clients} clients x {limit} = {clients * share / 1000:g} % of a GPU's memory",
             "less than 100 %, since the MPS server and the driver's reserve need a part",
             f"write less than {100_000 // clients / 1000:g}% each, or fewer clients; `mpsctl plan` tells the limit that"
             " fits",

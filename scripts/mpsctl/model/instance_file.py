@@ -115,7 +115,7 @@ def _section(section: str, values: Mapping[str, object]) -> str:
         if setting.section != section or setting.key is None or values[setting.key] is None:
             continue
         value = setting.check(values[setting.key]) if setting.type in ("bool", "dict") else values[setting.key]
-        if setting.default_unwritten and value == setting.default:
+        if (setting.default_unwritten and value == setting.default) or (setting.type == "dict" and not value):
             continue
         if setting.comment:
             lines.append(f"# {setting.comment}")

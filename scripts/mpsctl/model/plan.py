@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Optional, Sequence
 
-from mpsctl.model import fit
+from mpsctl.model import fit, share_use
+from mpsctl.model.checked_values import ADMIT
 from mpsctl.model.costs import Costs
 from mpsctl.model.errors import BadValue
 from mpsctl.model.fit import Card, Demand
 from mpsctl.model.quantity import Quantity
+from mpsctl.model.share_use import ShareUse
+from mpsctl.model.shares import NONE, Shares
 
 SHORT, LONG = "short", "long"
 _FIRST_PERCENTAGES = {SHORT: (30, 50), LONG: (70, 100)}
@@ -38,11 +42,14 @@ class Desired:
     synchronous: bool = False
     max_connections: Optional[str] = None
     share: Optional[Quantity] = None
+    shares: Shares = NONE
+    over_expected: str = ADMIT
 
 
 @dataclass
 class Plan:
-    """The answer. ``thread_percentage`` None: not managed; ``rates`` are the percentages of mixed models."""
+    """The answer. ``thread_percentage`` None: not managed; ``rates`` are the percentages of mixed models; ``shares``
+    are what those that were asked for come to, and ``over_expected`` what becomes of a client beyond them."""
 
     card: Card
     costs: Costs
@@ -58,6 +65,8 @@ class Plan:
     warnings: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
+    shares: list[ShareUse] = field(default_factory=list)
+    over_expected: str = ADMIT
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -83,25 +92,31 @@ class Plan:
             "warnings": self.warnings,
             "refusals": self.refusals,
             "hints": self.hints,
+            "shares": [use.as_json() for use in self.shares],
+            "over_expected": self.over_expected,
             "vars": self.variables,
         }
 
     @property
     def variables(self) -> dict[str, Any]:
-        """The role's variables."""
+        """The role's variables; those of the front door's places where there are any to hold."""
+        shares = Shares(tuple(use.share for use in self.shares))
         return {
             "mps_device_memory_limit": f"{self.limit_mib}M",
             "mps_active_thread_percentage": self.thread_percentage,
             "mps_expected_clients": self.clients,
+            **({"mps_over_expected": self.over_expected} if self.over_expected != ADMIT else {}),
+            **({"mps_shares": shares.as_variable} if shares else {}),
         }
 
 
 def choose_clients(card: Card, costs: Costs, desired: Desired) -> int:
-    """The number that was asked for, or as many as fit within the rule of thumb."""
+    """The number that was asked for, or as many as fit within the rule of thumb and the largest share needs."""
     if desired.clients is not None:
         return desired.clients
     most = min(fit.most_by_memory(card, costs, desired.limit_mib), fit.cap_of(card))
-    return len(desired.rates) or max(1, min(most, _RULE[1]))
+    largest = desired.shares.largest
+    return max(len(desired.rates) or max(1, min(most, _RULE[1])), largest.clients if largest is not None else 0)
 
 
 def choose_percentage(desired: Desired, clients: int) -> Optional[float]:
@@ -141,6 +156,11 @@ def plan(card: Card, costs: Costs, desired: Desired) -> Plan:
         raise BadValue(
             f"{clients} clients for {len(desired.rates)} rates", "at least one client for each model", "raise --clients"
         )
+    largest = desired.shares.largest
+    if largest is not None and largest.clients > clients:
+        raise BadValue(
+            f"{largest} of {clients} clients", "no share above all clients", "lower the share, or raise --clients"
+        )
     most = min(fit.most_by_memory(card, costs, desired.limit_mib), fit.cap_of(card))
     percentage = choose_percentage(desired, clients)
     found = Plan(card, costs, desired.limit_mib, most, clients, percentage)
@@ -160,6 +180,9 @@ def plan(card: Card, costs: Costs, desired: Desired) -> Plan:
     found.refusals = [str(error) for _, error in verdict.refusals]
     if costs.caveat and not found.refusals:  # a refusal has it in its own line
         found.warnings.append(costs.caveat)
+    found.over_expected = desired.over_expected
+    found.shares = share_use.of((card, costs), demand, desired.shares)
+    found.warnings += share_use.crowded(desired.shares, clients, [(card, costs)], demand)
     _advise_on_mps(found, desired)
     _advise_on_percentage(found, desired)
     found.hints = hints(card.memory_mib, desired.limit_mib, costs)
@@ -284,6 +307,7 @@ def as_text(found: Plan) -> str:
     )
     blocks = [
         ("arithmetic", found.lines),
+        ("shares", [str(use) for use in found.shares]),
         ("refused", found.refusals),
         ("warnings", found.warnings),
         ("advice", found.advice),
@@ -301,5 +325,11 @@ def as_vars(found: Plan) -> str:
     lines = [f"# {found.verdict}: {line}" for line in found.lines[2:]]
     lines += [f"# {line}" for line in [*found.refusals, *found.warnings]]
     for name, value in found.variables.items():
-        lines.append(f"{name}: {'null' if value is None else f'{value:g}' if isinstance(value, float) else value}")
+        lines.append(f"{name}: {_as_yaml(value)}")
     return "\n".join(lines)
+
+
+def _as_yaml(value: object) -> str:
+    if isinstance(value, dict):
+        return json.dumps(value)  # YAML as well
+    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

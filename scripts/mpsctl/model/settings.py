@@ -203,7 +203,7 @@ SETTINGS: tuple[Setting, ...] = (
         "mps_over_expected",
         "str",
         checked.ADMIT,
-        "What becomes of a client beyond mps_expected_clients or its share (mps_shares): admit (neither is held), wait"
+        "What becomes of a client beyond mps_expected_clients or its share (mps_shares), admit (neither is held), wait"
         " for a place, or refuse.",
         checked.check_over_expected,
         null_refused=True,
@@ -232,15 +232,15 @@ SETTINGS: tuple[Setting, ...] = (
         "str",
         checked.REPORT,
         "What becomes of a client that shook off its memory limit, by a variable of its own that does not parse or"
-        " names a GPU it cannot see, or that holds more than its limit: report, refuse (one with such a variable does"
-        " not come in; who holds too much is reported) or terminate.",
+        " names a GPU it cannot see, or that holds more than its limit, report, refuse (one with such a variable does"
+        " not come in, who holds too much is reported) or terminate.",
         checked.check_limit_bypass,
         null_refused=True,
         key="LimitBypass",
         section="Clients",
         field="limit_bypass",
-        comment="What becomes of a client that shook off its limit: report, refuse at the front door, or terminate"
-        " once seen so for the grace time.",
+        comment="What becomes of a client that shook off its limit: report, refuse at the front door, terminate"
+        " after the grace time.",
         formerly=(Former("mps_escaped_clients", "EscapedClients"),),
     ),
     Setting(

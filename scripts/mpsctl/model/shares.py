@@ -10,21 +10,23 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Iterable, Iterator, Mapping, Optional
 
+from mpsctl.model.checked_values import check_server_user
 from mpsctl.model.errors import BadValue
-from mpsctl.model.foreign import quoted, written
+from mpsctl.model.foreign import quoted, shown, written
 from mpsctl.model.pattern import Pattern
 
 UNIT, USER, CONTAINER = "unit", "user", "container"
 KINDS = (UNIT, USER, CONTAINER)
 _EACH = "each-"
-_LISTS = {UNIT: "units", USER: "users"}
+_LISTS = {"units": UNIT, "users": USER}
 """The variable's keys with a share for each name; a container has no name that outlasts it."""
-_UNIT_NAME = Pattern(r"[A-Za-z0-9:_.\\@-]{1,240}\.(?:service|scope|slice)")
-_USER_NAME = Pattern(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}|0|[1-9][0-9]{0,9}")
+_DEFAULTS = {f"each_{kind}": kind for kind in KINDS}
+_UNIT_NAME = Pattern(r"[A-Za-z0-9:_.\\-][A-Za-z0-9:_.\\@-]{0,239}\.(?:service|scope|slice)")
+_SLICE_NAME = Pattern(r"[A-Za-z0-9:_.\\]+(?:-[A-Za-z0-9:_.\\]+)*\.slice")
 _UNIT_ENDS = (".service", ".scope", ".slice")
-_COUNT = Pattern(r"[0-9]{1,4}")
-_TEXT = Pattern(r"(unit|user):(\S+)=([0-9]+)|each-(unit|user|container)=([0-9]+)")
-_MOST_NAMES = 200
+_COUNT = Pattern(r"0|[1-9][0-9]{0,3}")
+_TEXT = Pattern(r"(unit|user):(\S+)=(\S*)|each-(unit|user|container)=(\S*)")
+_MOST_SHARES = 200
 _EXAMPLE = "write for example {units: {api.service: 4}, each_user: 2}"
 
 
@@ -38,7 +40,7 @@ class Share:
     clients: int
 
     def __str__(self) -> str:
-        return f"{_EACH}{self.kind}={self.clients}" if self.name is None else f"{self.key}={self.clients}"
+        return f"{self.key}={self.clients}"
 
     @property
     def key(self) -> str:
@@ -48,9 +50,22 @@ class Share:
 
 @dataclass(frozen=True)
 class Shares:
-    """All shares of an instance, each name once, in the order of their text."""
+    """All shares of an instance, each key once, in one order; ``of`` makes them."""
 
     every: tuple[Share, ...] = ()
+
+    @classmethod
+    def of(cls, every: Iterable[Share]) -> Shares:
+        """:raises BadValue: if one stands twice, or there are more than anybody would write."""
+        found: dict[str, Share] = {}
+        for share in every:
+            if share.key in found:
+                raise BadValue(f"{share.key} twice", "each share once", "remove one")
+            if len(found) == _MOST_SHARES:
+                expected = f"at most {_MOST_SHARES} shares"
+                raise BadValue(f"more than {_MOST_SHARES}", expected, "give them to slices, or to each unit or user")
+            found[share.key] = share
+        return cls(tuple(sorted(found.values(), key=lambda share: (share.name is None, share.key))))
 
     def __str__(self) -> str:
         return " ".join(map(str, self.every))
@@ -61,61 +76,100 @@ class Shares:
     def __bool__(self) -> bool:
         return bool(self.every)
 
+    @property
+    def largest(self) -> Optional[Share]:
+        """The one with the most clients, None where there is none that lets somebody in."""
+        most = max(self.every, key=lambda share: share.clients, default=None)
+        return most if most is not None and most.clients > 0 else None
+
+    @property
+    def as_variable(self) -> dict[str, Any]:
+        """As the role's variable has them."""
+        found: dict[str, Any] = {}
+        for share in self.every:
+            if share.name is None:
+                found[f"each_{share.kind}"] = share.clients
+            else:
+                found.setdefault(f"{share.kind}s", {})[share.name] = share.clients
+        return found
+
+
+NONE = Shares()
+
 
 def check_shares(value: object) -> Shares:
     """The shares as the role's variable has them, or as the text of an instance's file.
 
-    :raises BadValue: if they are neither, or a name stands twice.
+    :raises BadValue: if they are neither, or one stands twice.
     """
-    found = tuple(_of_text(value)) if isinstance(value, str) else tuple(_of_mapping(value))
-    keys = [share.key for share in found]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise BadValue(f"{key} twice", "each share once", "remove one")
-    if len(found) > _MOST_NAMES:
-        raise BadValue(f"{len(found)} shares", f"at most {_MOST_NAMES}", "give them to slices, or to each unit or user")
-    return Shares(tuple(sorted(found, key=lambda share: (share.name is None, share.key))))
+    return Shares.of(_of_text(value) if isinstance(value, str) else _of_mapping(value))
 
 
 def _of_text(text: str) -> Iterator[Share]:
     for word in text.split():
         found = _TEXT.fullmatch(word)
         if found is None:
-            raise BadValue(quoted(word), "unit:NAME=N, user:NAME=N or each-unit=N", "let the role write the file")
+            expected = "unit:NAME=N, user:NAME=N, or each-unit=N, each-user=N, each-container=N"
+            raise BadValue(quoted(word), expected, "write for example unit:api.service=4 each-user=2")
         kind, name, count, each, each_count = found.groups()
-        yield _share(kind or each, name, count or each_count)
+        yield _each(each, each_count) if each else _named(kind, name, count)
 
 
 def _of_mapping(value: object) -> Iterator[Share]:
     if not isinstance(value, Mapping):
         raise BadValue(quoted(value), "shares of units, users and containers", _EXAMPLE)
-    lists = {key: kind for kind, key in _LISTS.items()}
-    defaults = {f"each_{kind}": kind for kind in KINDS}
     for key, inner in value.items():
-        if key in defaults:
-            yield _share(defaults[key], None, inner)
-        elif key in lists and isinstance(inner, Mapping):
+        if key in _DEFAULTS:
+            yield _each(_DEFAULTS[key], inner)
+        elif key in _LISTS and isinstance(inner, Mapping):
             for name, count in inner.items():
-                yield _share(lists[key], name, count)
-        elif key in lists:
+                yield _named(_LISTS[key], name, count)
+        elif key in _LISTS:
             raise BadValue(f"{key}: {quoted(inner)}", "names with a number of clients each", _EXAMPLE)
         else:
-            raise BadValue(quoted(key), f"one of {', '.join((*lists, *defaults))}", _EXAMPLE)
+            raise BadValue(quoted(key), f"one of {', '.join((*_LISTS, *_DEFAULTS))}", _EXAMPLE)
 
 
-def _share(kind: str, name: Any, count: Any) -> Share:
-    where = f"{_EACH}{kind}" if name is None else f"{kind} {quoted(name)}"
+def _each(kind: str, count: object) -> Share:
+    return Share(kind, None, _clients(f"{_EACH}{kind}", count))
+
+
+def _named(kind: str, name: object, count: object) -> Share:
+    known = _unit(name) if kind == UNIT else _user(name)
+    return Share(kind, known, _clients(f"{kind} {shown(known)}", count))
+
+
+def _clients(where: str, count: object) -> int:
     text = written(count) if isinstance(count, (int, str)) and not isinstance(count, bool) else ""
     if not _COUNT.fullmatch(text):
         raise BadValue(f"{where}: {quoted(count)}", "a whole number of clients, 0 to 9999", "write for example 4")
-    if name is None:
-        return Share(kind, None, int(text))
-    known = written(name) if isinstance(name, (int, str)) and not isinstance(name, bool) else ""
-    if kind == UNIT and not _UNIT_NAME.fullmatch(known):
-        raise BadValue(where, "a unit's whole name, .service, .scope or .slice", "write for example api.service")
-    if kind == USER and not _USER_NAME.fullmatch(known):
-        raise BadValue(where, "a user's name or number", "write for example alice or 1000")
-    return Share(kind, known, int(text))
+    return int(text)
+
+
+def _user(name: object) -> str:
+    try:
+        return check_server_user(name)  # the same: a user by name or number
+    except BadValue as error:
+        raise BadValue(f"user {error.found}", error.expected, "write for example alice or 1000") from None
+
+
+def _unit(name: object) -> str:
+    """A unit that can have processes, by the name that its control group has."""
+    where, example = f"unit {quoted(name)}", "write for example api.service"
+    if not isinstance(name, str) or not _UNIT_NAME.fullmatch(name):
+        raise BadValue(where, "a unit's whole name, .service, .scope or .slice", example)
+    prefix, _, kind = name.rpartition(".")
+    template, at, instance = prefix.partition("@")
+    if at and not instance:
+        expected = "a unit: no process is in a template"
+        raise BadValue(where, expected, f"name its instances, {template}@1.{kind}, or their slice")
+    if name == "-.slice":
+        raise BadValue(where, "a part of all units: this slice has every process", "set mps_expected_clients")
+    if kind == "slice" and not _SLICE_NAME.fullmatch(name):
+        raise BadValue(
+            where, "a slice's name: words with single dashes between them, no @", "write for example a-b.slice"
+        )
+    return name
 
 
 # -- who counts in which share

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, Sequence
 
 from mpsctl.model import plan as plans
 from mpsctl.model.errors import BadValue
 from mpsctl.model.fit import Card
 from mpsctl.model.gpu import Device, resolve
+from mpsctl.model.instance import Instance
 from mpsctl.model.plan import Desired, Plan
 from mpsctl.store import configuration, fitting, measured
 from mpsctl.store.world import World
@@ -20,16 +21,28 @@ def on_host(world: World, reference: Optional[str]) -> Card:
     """
     with world.nvml() as nvml:
         gpus, driver = nvml.gpus(), nvml.driver_version()
-    if reference is None:
-        if not gpus:
-            raise BadValue("no GPU on this host", "one", "describe one: --model-memory-mib, --gpu-name, --driver")
-        if len({(gpu.name, gpu.memory_mib) for gpu in gpus}) > 1:
-            kinds = ", ".join(sorted({gpu.name for gpu in gpus}))
-            raise BadValue(f"GPUs of several kinds ({kinds})", "one to plan for", "name it: --gpu")
-        device = Device(gpus[0])
-    else:
-        device = resolve(reference, gpus)
-    return fitting.card(device, driver)
+    if reference is not None:
+        return fitting.card(resolve(reference, gpus), driver)
+    if not gpus:
+        raise BadValue("no GPU on this host", "one", "describe one: --model-memory-mib, --gpu-name, --driver")
+    return fitting.card(_only_kind([Device(gpu) for gpu in gpus]), driver)
+
+
+def of_instance(world: World, instance: Instance) -> Card:
+    """The card of an instance, or of all of its devices where they are alike.
+
+    :raises NotReady: if NVML does not answer.
+    """
+    with world.nvml() as nvml:
+        return fitting.card(_only_kind(configuration.resolve(instance, nvml.gpus())), nvml.driver_version())
+
+
+def _only_kind(devices: Sequence[Device]) -> Device:
+    names = [device.mig.name if device.mig else device.gpu.name for device in devices]
+    if len({(name, device.memory_mib) for name, device in zip(names, devices)}) > 1:
+        kinds = ", ".join(sorted(set(names)))
+        raise BadValue(f"GPUs of several kinds ({kinds})", "one to plan for", "name it: --gpu")
+    return devices[0]
 
 
 def plan(world: World, card: Card, desired: Desired) -> Plan:

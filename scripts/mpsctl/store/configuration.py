@@ -11,7 +11,7 @@ from mpsctl.adapters import files, mounts, procfs
 from mpsctl.model import gpu as gpu_names
 from mpsctl.model.checked_values import check_name
 from mpsctl.model.checked_values import check_place as check_place_of
-from mpsctl.model.errors import BadValue, NoRight, NotReady
+from mpsctl.model.errors import BadValue, DoesNotFit, NoRight, NotReady
 from mpsctl.model.gpu import Device, Gpu
 from mpsctl.model.instance import Instance
 from mpsctl.model.instance_file import parse_conf
@@ -175,16 +175,18 @@ def _check_fits(instance: Instance, device: Device) -> None:
         )
     if instance.limit is None:
         return
+    key = "DeviceMemoryLimit"
     try:
         limit_mib = instance.limit.on(device.memory_mib)
     except BadValue as error:
-        raise error.named("DeviceMemoryLimit", VARIABLES["DeviceMemoryLimit"]) from None
+        raise DoesNotFit(error.found, error.expected, error.remedy, key, VARIABLES[key]) from None
     if device.memory_mib is not None and limit_mib > device.memory_mib:
-        raise _refused(
-            "DeviceMemoryLimit",
+        raise DoesNotFit(
             f"{instance.limit} per client",
             f"at most the {device.memory_mib} MiB of {device}",
             "write what one client may take",
+            key,
+            VARIABLES[key],
         )
 
 

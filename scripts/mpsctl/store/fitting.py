@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Optional, Sequence
 
-from mpsctl.model import fit
-from mpsctl.model.errors import BadValue, NotReady
+from mpsctl.model import fit, share_use
+from mpsctl.model.errors import DoesNotFit, NotReady
 from mpsctl.model.fit import Card, Demand, Place, Verdict
 from mpsctl.model.gpu import Device
 from mpsctl.model.instance import Instance
@@ -50,19 +51,46 @@ def _card(device: Device, driver: Optional[str], memory: int) -> Card:
 def judge(world: World, instance: Instance, devices: Sequence[Device], driver: Optional[str]) -> list[str]:
     """Refuse what cannot fit on a device; the warnings, each naming its variable.
 
-    :raises BadValue: with key and variable; what it suggests fits on all devices whose memory is known.
+    Where no number of clients is expected, the largest share has to fit.
+
+    :raises DoesNotFit: with key and variable; what it suggests fits on all devices whose memory is known.
     """
-    verdicts = judge_limit(
-        world, instance.limit, instance.expected_clients, instance.thread_percentage, devices, driver
-    )
+    clients, share = fit.to_fit(instance.expected_clients, instance.shares)
+    counted = fit.CLIENTS if share is None else fit.SHARES
+    verdicts = judge_limit(world, instance.limit, clients, instance.thread_percentage, devices, driver)
     warnings = []
     for device, verdict in zip(devices, verdicts):
         for key, error in verdict.refusals:
-            of_device = f"{error.found} ({device})" if len(devices) > 1 else error.found
-            raise BadValue(of_device, error.expected, error.remedy, key, VARIABLES[key])
-        variable = VARIABLES[fit.LIMIT if instance.expected_clients is None else fit.CLIENTS]
+            found = f"{error.found} ({device})" if len(devices) > 1 else error.found
+            if key == fit.CLIENTS and share is not None:
+                key, found = fit.SHARES, f"{share}: {found}"
+            raise DoesNotFit(found, error.expected, error.remedy, key, VARIABLES[key])
+        variable = VARIABLES[fit.LIMIT if clients is None else counted]
         warnings += [f"instance {instance.name}, {variable}: {warning}" for warning in verdict.warnings]
+    if instance.shares:
+        places = list(_places(world, devices, driver, instance.thread_percentage).values())
+        demand = _demand(None, instance.limit, instance.thread_percentage)
+        more = share_use.crowded(instance.shares, instance.expected_clients, places, demand)
+        warnings += [f"instance {instance.name}, {VARIABLES[fit.SHARES]}: {warning}" for warning in more]
     return list(dict.fromkeys(warnings))
+
+
+def _places(
+    world: World, devices: Sequence[Device], driver: Optional[str], percentage: Optional[float]
+) -> dict[str, Place]:
+    """The devices whose memory is known, by UUID."""
+    places: dict[str, Place] = {}
+    for device in devices:
+        if memory_mib(device) is not None:
+            one = card(device, driver)
+            places[device.uuid] = one, measured.costs_of(world, one.name, driver, percentage)
+    return places
+
+
+def _demand(clients: Optional[int], limit: Optional[Quantity], percentage: Optional[float]) -> Demand:
+    """What is to run, for a card of any memory."""
+    share = limit if limit is not None and limit.mib is None else None
+    return Demand(clients, None if limit is None else limit.mib, percentage, share=share)
 
 
 def judge_limit(
@@ -74,20 +102,15 @@ def judge_limit(
     driver: Optional[str],
 ) -> list[Verdict]:
     """What there is to say for each device, in their order."""
-    places: dict[str, Place] = {}
-    for device in devices:
-        if memory_mib(device) is not None:
-            one = card(device, driver)
-            places[device.uuid] = one, measured.costs_of(world, one.name, driver, percentage)
-    share = limit if limit is not None and limit.mib is None else None
+    places = _places(world, devices, driver, percentage)
     verdicts = []
     for device in devices:
         if device.uuid not in places:
             verdicts.append(_without_memory(device, driver, limit, clients, percentage))
             continue
         kind, costs = places[device.uuid]
-        limit_mib = None if limit is None else limit.on(kind.memory_mib)
-        demand = Demand(clients, limit_mib, percentage, share=share)
+        demand = _demand(clients, limit, percentage)
+        demand = replace(demand, limit_mib=demand.limit_on(kind))
         verdicts.append(fit.judge(kind, costs, demand, list(places.values())))
     return verdicts
 
@@ -99,7 +122,7 @@ def _without_memory(
     clients: Optional[int],
     percentage: Optional[float],
 ) -> Verdict:
-    demand = Demand(clients, None if limit is None else limit.mib, percentage)
+    demand = replace(_demand(clients, limit, percentage), share=None)
     verdict = fit.judge_without_memory(kind_of(device, driver), demand)
     if limit is not None and limit.mib is None:
         found = f"a limit of {limit} on {device}, whose memory NVML does not tell"

@@ -40,8 +40,11 @@ SCALARS = (
     | st.text(alphabet="0123456789", min_size=1, max_size=6000)
     | st.sampled_from(["null", "", "\n", "\0", "\x1b[2J", "²", "ſ", "x" * 100_000, "1" * 6000])
 )
+SHARE_KEYS = st.sampled_from(["units", "users", "each_unit", "each_user", "each_container", "a.service", "alice", 1001])
 VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SCALARS, inner, max_size=3), max_leaves=6
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SCALARS | SHARE_KEYS, inner, max_size=3),
+    max_leaves=6,
 )
 
 

@@ -12,6 +12,8 @@ from mpsctl.adapters import hardware
 from mpsctl.converge import reconcile
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.request import File, Request
+from mpsctl.model.shares import Room, check_shares
+from mpsctl.store import admission
 
 MIB = 1 << 20
 
@@ -49,6 +51,76 @@ def test_changed_limits_go_in_force_by_a_reload(fleet: Fleet) -> None:
     assert (answer.error, answer.refused, answer.put_back) == (None, None, None)
     assert fleet.host.systemd.acts == ["reload mps-control@0.service mps-control@1.service"]
     assert fleet.host.running().limits == {"0": 6144 * MIB}
+
+
+PLACES = {"OverExpected": "wait", "ExpectedClients": 8, "Shares": "unit:api.service=4 each-user=2"}
+
+
+def told(host: Host, name: str = "0") -> Optional[Room]:
+    """How many clients the front door was told to let in."""
+    found = admission.read(host.places, name)
+    assert found is not None
+    return found.room
+
+
+@pytest.mark.parametrize(
+    ("values", "room"),
+    [
+        (PLACES, Room(8, check_shares("unit:api.service=4 each-user=2"))),
+        ({**PLACES, "Shares": "user:root=1"}, Room(8, check_shares("user:0=1"))),
+        (
+            {**PLACES, "OverExpected": "refuse", "ExpectedClients": None},
+            Room(None, check_shares(PLACES["Shares"]), True),
+        ),
+        ({**PLACES, "Shares": None}, Room(8)),
+    ],
+)
+def test_changed_places_are_told_to_the_front_door_by_a_reload_and_a_null_takes_them_back(
+    fleet: Fleet, values: dict[str, object], room: Room
+) -> None:
+    for desired, expected in ((values, room), ({}, None)):
+        before = told(fleet.host)
+        answer = fleet.change(**desired)
+        assert (answer.error, answer.refused, answer.put_back) == (None, None, None)
+        assert fleet.host.systemd.acts == ["reload mps-control@0.service mps-control@1.service"]
+        assert [told(fleet.host, name) for name in ("0", "1")] == [expected] * 2
+        assert all(str(before or "as many as come") in action for action in answer.actions if "reload" in action)
+        assert not fleet.change(**desired).changed
+
+
+def test_who_would_shake_off_its_limit_is_refused_from_a_reload_on(fleet: Fleet) -> None:
+    for word, judged in (("refuse", True), ("report", False)):
+        answer = fleet.change(LimitBypass=word, LimitBypassGraceSec=5)
+        assert (answer.error, answer.refused) == (None, None)
+        found = admission.read(fleet.host.places, "0")
+        assert found is not None
+        assert bool(found.judged_devices) == judged
+
+
+def test_places_are_put_back_with_the_rest(fleet: Fleet) -> None:
+    assert fleet.change(**PLACES).error is None
+    before = told(fleet.host)
+    fleet.host.running("1").deaf_to = "mem_limit"
+    answer = fleet.change(**{**PLACES, "ExpectedClients": 6}, DeviceMemoryLimit="6G")
+    assert answer.put_back is True, answer.put_back_why
+    assert [told(fleet.host, name) for name in ("0", "1")] == [before] * 2
+
+
+@pytest.mark.parametrize(
+    ("values", "variable"),
+    [
+        ({**PLACES, "ExpectedClients": 40}, "mps_expected_clients"),
+        ({"OverExpected": "wait", "Shares": "each-user=40"}, "mps_shares"),
+    ],
+)
+def test_places_that_cannot_fit_are_refused_as_a_matter_of_this_hosts_gpus(
+    fleet: Fleet, values: dict[str, object], variable: str
+) -> None:
+    before = fleet.host.snapshot()
+    answer = fleet.change(**values)
+    assert str(answer.refused).startswith(f"{variable}: found ")
+    assert answer.does_not_fit
+    assert fleet.host.snapshot() == before
 
 
 @pytest.mark.parametrize(

@@ -389,6 +389,9 @@ def test_a_broken_file_of_figures_counts_as_none(host: Host, text: str) -> None:
 # -- reconcile refuses before anything is changed
 
 
+WAIT = {"OverExpected": "wait"}
+
+
 def answer(host: Host, check: bool = False, **values: object) -> Answer:
     request = Request((), (("0", host.conf("0", values)),))
     return reconcile.reconcile(host.world, request, check)
@@ -405,6 +408,20 @@ def answer(host: Host, check: bool = False, **values: object) -> Answer:
         ({"ExpectedClients": 49}, "mps_expected_clients", "at most 48"),
         ({"DeviceMemoryLimit": "514M"}, "mps_device_memory_limit", "at least 515 MiB"),
         ({"DeviceMemoryLimit": "20M"}, "mps_device_memory_limit", "at least 515 MiB"),
+        ({"DeviceMemoryLimit": "200G"}, "mps_device_memory_limit", "at most the 143771 MiB"),
+        ({**WAIT, "DeviceMemoryLimit": "4G", "ExpectedClients": 40}, "mps_expected_clients", "at most 34 clients"),
+        (
+            {**WAIT, "DeviceMemoryLimit": "4G", "Shares": "each-user=40 each-unit=1"},
+            "mps_shares",
+            "found each-user=40: ",
+        ),
+        (
+            {**WAIT, "DeviceMemoryLimit": "4G", "Shares": "unit:a.slice=35"},
+            "mps_shares",
+            "at most 34 clients, or a limit",
+        ),
+        ({**WAIT, "DeviceMemoryLimit": "20%", "Shares": "user:0=5"}, "mps_shares", "a limit of at most 19.905%"),
+        ({**WAIT, "Shares": "each-container=49"}, "mps_shares", "at most 48"),
         ({"ExpectedClients": "many"}, "mps_expected_clients", "a whole number"),
         ({"ExpectedClients": 0}, "mps_expected_clients", "a whole number"),
     ],
@@ -420,6 +437,7 @@ def test_a_plan_that_cannot_fit_changes_nothing(
     assert not found.actions
     assert host.systemd.acts == []
     assert not host.places.conf("0").exists()
+    assert found.does_not_fit == ("whole number" not in says), "bad input stops a whole fleet"
 
 
 def test_the_percentage_decides_which_limit_is_enough(host: Host) -> None:
@@ -464,6 +482,47 @@ def test_what_is_suggested_for_one_device_fits_on_the_smaller_one_too(host: Host
     assert " of NVIDIA H200" in refused
     assert "or a limit of at most 1334M" in f"or {refused.partition('; ')[2]}"
     assert answer(host, True, GPUs="0 1", DeviceMemoryLimit="1334M", ExpectedClients=11).refused is None
+
+
+@pytest.mark.parametrize("values", [{"Shares": "user:nobodys=1"}, {"Shares": "user:0=1 user:root=1"}])
+def test_a_share_of_nobody_is_bad_input_and_not_a_matter_of_gpus(host: Host, values: dict[str, object]) -> None:
+    found = answer(host, **WAIT, **values)
+    assert str(found.refused).startswith("mps_shares: found ")
+    assert not found.does_not_fit
+    assert not host.places.conf("0").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"ExpectedClients": 8, "Shares": "unit:a.service=4 unit:b.slice=4 each-user=8"}, []),
+        (
+            {"ExpectedClients": 7, "Shares": "unit:a.service=4 unit:b.slice=4"},
+            ["units add up to 8 clients, and 7"],
+        ),
+        ({"ExpectedClients": 3, "Shares": "user:0=2 user:1=2 unit:a.service=3"}, ["users add up to 4 clients, and 3"]),
+        ({"Shares": "unit:a.service=30 unit:b.service=4"}, []),
+        ({"Shares": "unit:a.service=30 unit:b.service=5"}, ["units add up to 35 clients, 34 fit, and nothing holds"]),
+    ],
+)
+@pytest.mark.wording
+def test_shares_that_add_up_to_more_are_told_and_not_refused(
+    host: Host, values: dict[str, object], told: list[str]
+) -> None:
+    found = answer(host, DeviceMemoryLimit="4G", **WAIT, **values)
+    assert (found.refused, found.error) == (None, None)
+    lines = [line for line in found.warnings if "mps_shares" in line and "add up" in line]
+    assert len(lines) == len(told)
+    assert all(part in line for part, line in zip(told, lines))
+
+
+def test_a_share_fits_on_the_smallest_of_an_instances_gpus(host: Host) -> None:
+    host.nvml.all[1] = h200(1, name="Tesla T4", memory_mib=15_360)
+    values = {"GPUs": "0 1", "DeviceMemoryLimit": "4G", **WAIT}
+    refused = str(answer(host, True, **values, Shares="each-user=4").refused)
+    assert refused.startswith("mps_shares: found each-user=4: 4 clients x 4096 MiB limit")
+    assert "at most 3 clients" in refused
+    assert answer(host, True, **values, Shares="each-user=3").refused is None
 
 
 def test_a_device_whose_memory_is_not_told_is_not_reckoned_and_hides_nothing(

@@ -76,7 +76,7 @@ ComputeMode=exclusive_process
 [Limits]
 
 [Clients]
-# What becomes of a client that shook off its limit: report, or terminate once seen so for the grace time.
+# What becomes of a client that shook off its limit: report, refuse at the front door, terminate after the grace time.
 LimitBypass=report
 LimitBypassGraceSec=60
 # What is said of ranks of a distributed training run among the clients: ignore, warn or fail.
@@ -111,6 +111,8 @@ def test_each_value_is_read_back_from_the_text_on_a_host() -> None:
         "ActiveThreadPercentage": 12.5,
         "ClientPriority": 1,
         "ExpectedClients": 4,
+        "OverExpected": "wait",
+        "Shares": {"units": {"api@1.service": 4, "batch.slice": "2"}, "users": {"alice": 3, 1001: 1}, "each_unit": 0},
         "LimitBypass": "terminate",
         "LimitBypassGraceSec": 5,
         "DistributedJobs": "fail",
@@ -124,7 +126,7 @@ def test_each_value_is_read_back_from_the_text_on_a_host() -> None:
     text = render(given)
     read = parse_conf(text, "pair")
     for key, setting in BY_KEY.items():
-        value = str(given[key]).replace("%i", "pair")
+        value = given[key] if setting.type == "dict" else str(given[key]).replace("%i", "pair")
         assert getattr(read, str(setting.field)) == setting.check(value), key
         unwritten = setting.default_unwritten and given[key] == setting.default
         assert unwritten or not setting.comment or f"# {setting.comment}\n{key}=" in text
@@ -205,3 +207,8 @@ def test_a_renamed_setting_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(settings.BY_FORMER_KEY, "MaxMemory", BY_VARIABLE["mps_device_memory_limit"])
     text = OF_0_1_0.replace("DeviceMemoryLimit=4G", "MaxMemory=2G")
     assert str(parse_conf(text, "0").limit) == "2G"
+
+
+@pytest.mark.parametrize("none", [None, {}, {"units": {}}, ""])
+def test_no_shares_write_no_key(none: object) -> None:
+    assert render(values(Shares=none)) == DEFAULT_TEXT

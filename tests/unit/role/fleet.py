@@ -19,6 +19,7 @@ FAKE_BUILD = "fake-build"
 
 LOOK, CONVERGE = "mps : Look at the host", "mps : Converge the host"
 VALIDATE, REFUSE = "mps : Refuse bad variables of any host", "mps : Refuse what a host cannot do"
+DOES_NOT_FIT = "mps : Refuse what does not fit on the host's GPUs"
 
 
 @dataclass

@@ -26,12 +26,13 @@ SCALARS = (
     | st.text()
     | st.sampled_from(["null", "", "\n", "\0", "\x1b[2J", "x" * 100_000, "1" * 6000, "0", "default", "true"])
 )
+SHARE_KEYS = st.sampled_from(["units", "users", "each_unit", "each_user", "each_container", "a.service", "alice", 1001])
 ENTRY_KEYS = st.sampled_from(["name", "gpus", *variables.OVERRIDES]) | SCALARS
 VALUES = st.recursive(
     SCALARS,
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(SCALARS, inner, max_size=3)
+        | st.dictionaries(SCALARS | SHARE_KEYS, inner, max_size=3)
         | st.lists(st.dictionaries(ENTRY_KEYS, inner, max_size=4), min_size=1, max_size=2)
     ),
     max_leaves=8,
@@ -99,6 +100,27 @@ def test_what_is_taken_can_be_sent(name: str, value: Any) -> None:
         ({"mps_instances": [{"name": None, "gpus": [None]}]}, "mps_instances: ", "the instance name null"),
         ({"mps_instances": [{"name": "a", "gpus": [HUGE]}]}, "mps_instances[a]: ", "digits"),
         ({"mps_instances": [{"name": "a\n", "gpus": [0]}]}, "mps_instances: ", "'a\\n'"),
+        ({"mps_shares": {"users": {None: 1}}}, "mps_shares: ", "user null"),
+        ({"mps_shares": {"users": {True: 1}}}, "mps_shares: ", "user True"),
+        ({"mps_shares": {"each_user": HUGE}}, "mps_shares: ", "digits"),
+        ({"mps_shares": {"users": {HUGE: 1}}}, "mps_shares: ", "digits"),
+        ({"mps_shares": {"units": {"a b.service": 1}}}, "mps_shares: ", "unit 'a b.service'"),
+        ({"mps_shares": {"units": {"%i.service": 1}}}, "mps_shares: ", "unit '%i.service'"),
+        ({"mps_shares": {"units": [{"a.service": 1}]}}, "mps_shares: ", "units: [{"),
+        ({"mps_shares": {"units": {"a.service": {"b": 1}}}}, "mps_shares: ", "a whole number of clients"),
+        ({"mps_shares": {"users": {1001: 1, "1001": 2}}}, "mps_shares: ", "user:1001 twice"),
+        ({"mps_shares": [{"each_user": 1}]}, "mps_shares: ", "shares of units, users and containers"),
+        (
+            {"mps_instances": [{"name": "a", "gpus": [0], "shares": {"each_user": 1.0}}]},
+            "mps_instances[a].shares: ",
+            "1.0",
+        ),
+        (
+            {"mps_instances": [{"name": "a", "gpus": [0], "over_expected": True}]},
+            "mps_instances[a].over_expected: ",
+            "True",
+        ),
+        ({"mps_over_expected": None}, "mps_over_expected: ", "found null"),
     ],
 )
 def test_values_that_were_found(values: dict[str, Any], begins: str, says: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 from fleet import Fleet
 
 LIMIT, PERCENT, INSTANCES = "mps_device_memory_limit", "mps_active_thread_percentage", "mps_instances"
+OVER, SHARES = "mps_over_expected", "mps_shares"
 LONG = "/run/" + "p" * 70
 
 BAD: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -41,7 +42,65 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "group": ({"mps_group": "no group"}, "mps_group", "a group's name or number"),
     "group-without-door": ({"mps_group": "video", "mps_front_door": False}, "mps_group", "without the front door"),
     "front-door": ({"mps_front_door": "perhaps"}, "mps_front_door", "yes or no"),
-    "bypass-policy": ({"mps_limit_bypass": "kill"}, "mps_limit_bypass", "report or terminate"),
+    "bypass-policy": ({"mps_limit_bypass": "kill"}, "mps_limit_bypass", "report, refuse or terminate"),
+    "bypass-without-door": (
+        {"mps_limit_bypass": "refuse", "mps_front_door": False},
+        "mps_limit_bypass",
+        "refuse without the front door",
+    ),
+    "over-expected-word": ({OVER: "queue"}, OVER, "admit, wait or refuse"),
+    "over-expected-alone": ({OVER: "wait"}, OVER, "wait without a number of clients"),
+    "over-expected-without-door": (
+        {OVER: "refuse", "mps_expected_clients": 4, "mps_front_door": False},
+        OVER,
+        "refuse without the front door",
+    ),
+    "shares-nobody-holds": ({SHARES: {"each_user": 2}}, SHARES, "write mps_over_expected: wait"),
+    "share-over-all": (
+        {OVER: "wait", "mps_expected_clients": 4, SHARES: {"units": {"api.service": 5}}},
+        SHARES,
+        "unit:api.service=5, with mps_expected_clients 4",
+    ),
+    "share-over-every-cap": ({OVER: "wait", SHARES: {"each_user": 61}}, SHARES, "each-user=61: 61 clients on one GPU"),
+    "share-over-all-memory": (
+        {OVER: "wait", LIMIT: "20%", SHARES: {"users": {"alice": 6}}},
+        SHARES,
+        "user:alice=6: 6 clients x 20% = 120 %",
+    ),
+    "shares-list": ({SHARES: [{"each_user": 2}]}, SHARES, "shares of units, users and containers"),
+    "shares-template": ({OVER: "wait", SHARES: {"units": {"api@.service": 2}}}, SHARES, "name its instances"),
+    "own-share-over-all": (
+        {
+            OVER: "wait",
+            "mps_expected_clients": 4,
+            INSTANCES: [
+                {"name": "a", "gpus": ["0"], "shares": {"each_user": 5}},
+                {"name": "b", "gpus": ["1"], "shares": {"each_user": 4}},
+            ],
+        },
+        f"{INSTANCES}[a].shares",
+        "each-user=5, with mps_expected_clients 4",
+    ),
+    "share-over-an-entrys-clients": (
+        {
+            OVER: "wait",
+            "mps_expected_clients": 8,
+            SHARES: {"each_user": 5},
+            INSTANCES: [{"name": "a", "gpus": ["0"]}, {"name": "b", "gpus": ["1"], "expected_clients": 4}],
+        },
+        f"{INSTANCES}[b].shares",
+        "each-user=5, with mps_expected_clients 4",
+    ),
+    "own-over-expected-alone": (
+        {INSTANCES: [{"name": "a", "gpus": ["0"], "over_expected": "refuse"}]},
+        f"{INSTANCES}[a].over_expected",
+        "refuse without a number of clients",
+    ),
+    "one-fault-of-many-instances": (
+        {OVER: "wait", INSTANCES: [{"name": name, "gpus": [name]} for name in "123"]},
+        OVER,
+        "wait without a number of clients",
+    ),
     "distributed jobs": ({"mps_distributed_jobs": "end"}, "mps_distributed_jobs", "ignore, warn or fail"),
     "bypass-grace": ({"mps_limit_bypass_grace_s": 0}, "mps_limit_bypass_grace_s", "whole seconds"),
     "on clients": ({"mps_on_clients": "kill"}, "mps_on_clients", "refuse, wait or terminate"),

@@ -97,7 +97,7 @@ def test_a_play_that_sets_the_default_by_the_present_name_is_not_overruled(fleet
 def test_a_bad_value_by_a_former_name_is_refused_and_the_name_told(fleet: Fleet) -> None:
     fleet.add("a", None, **{OLD: "kill"})
     run = fleet.play(fake=False)
-    assert run.message() == f"a: {NEW}: found 'kill', expected report or terminate; write report"
+    assert run.message() == f"a: {NEW}: found 'kill', expected report, refuse or terminate; write report"
     assert told(run, f"a: {WARNING}") == 1
 
 

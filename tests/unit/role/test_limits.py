@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet import CONVERGE, LOOK, PROJECT, REFUSE, Fleet, Run
+from fleet import CONVERGE, DOES_NOT_FIT, LOOK, PROJECT, REFUSE, Fleet, Run
 
 LIMITS = PROJECT / "playbooks" / "limits.yml"
 HOSTS = "abcdefgh"
@@ -97,6 +97,41 @@ def test_more_than_a_live_reload_on_one_host_stops_all_before_any_change(converg
     assert run.message() == "g: found a change that needs more; run site.yml for this host"
     assert run.of(REFUSE)
     assert all(converged.calls(name) == ["check"] for name in "abcdefgh")
+
+
+NO_FIT = {"refused": "mps_shares: found each-user=9, expected what fits; at most 3 clients", "does_not_fit": True}
+
+
+@pytest.mark.parametrize("names", ["g", "a", "ab", "h", "abcdefg"])
+def test_hosts_whose_gpus_cannot_hold_it_refuse_alone_and_the_others_are_changed(converged: Fleet, names: str) -> None:
+    """Also where a whole batch refuses: the first is one host, the second two."""
+    for name in names:
+        behave(converged, name, answer=NO_FIT)
+    run = change(converged)
+    assert run.exit_code != 0
+    assert sorted(run.of(DOES_NOT_FIT, "failed")) == list(names)
+    assert {line["result"]["msg"] for line in run.results if line["status"] == "failed"} == {
+        f"{name}: {NO_FIT['refused']}" for name in names
+    }
+    assert sorted(run.changed()) == [name for name in HOSTS if name not in names]
+    assert all(converged.calls(name) == ["check"] for name in names)
+
+
+def test_where_no_host_can_hold_it_none_is_changed(converged: Fleet) -> None:
+    for name in HOSTS:
+        behave(converged, name, answer=NO_FIT)
+    run = change(converged)
+    assert run.exit_code != 0
+    assert not run.changed()
+
+
+def test_a_failure_still_ends_the_run_where_another_host_could_not_hold_it(converged: Fleet) -> None:
+    behave(converged, "a", answer=NO_FIT)
+    behave(converged, "b", converge_error="the daemon shows 4G", put_back=True)
+    run = change(converged)
+    assert run.exit_code != 0
+    assert sorted(run.changed()) == ["c"], "beside it in its batch"
+    assert all(converged.calls(name) == ["check"] for name in "adefgh")
 
 
 def test_a_host_that_cannot_be_looked_at_stops_all_before_any_change(converged: Fleet) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet import CONVERGE, FAKE, LOOK, REFUSE, Fleet
+from fleet import CONVERGE, DOES_NOT_FIT, FAKE, LOOK, REFUSE, Fleet
 
 
 def test_a_bare_host_in_check_mode_is_shown_everything_and_keeps_nothing(fleet: Fleet) -> None:
@@ -65,6 +65,33 @@ def test_what_one_host_refuses_stops_all_before_any_change(fleet: Fleet) -> None
         "c: mps_instances: found GPU 7, expected one of 0, 1; correct it",
     ]
     assert run.of(REFUSE)
+    assert [fleet.calls(host) for host in "abc"] == [["check"]] * 3
+
+
+NO_FIT = {"refused": "mps_shares: found each-user=9, expected what fits; at most 3 clients", "does_not_fit": True}
+
+
+def test_a_host_whose_gpus_cannot_hold_it_refuses_alone(fleet: Fleet) -> None:
+    fleet.add("a")
+    fleet.add("b", {"answer": NO_FIT})
+    fleet.add("c")
+    for arguments, calls in ((("--check",), ["check"]), ((), ["check", "check", "converge"])):
+        run = fleet.play(*arguments, extra={"mps_serial": 1})
+        assert run.exit_code != 0
+        assert run.message() == f"b: {NO_FIT['refused']}"
+        assert list(run.of(DOES_NOT_FIT, "failed")) == ["b"]
+        assert [fleet.calls(host) for host in "ac"] == [calls] * 2
+        assert "converge" not in fleet.calls("b")
+
+
+def test_what_another_host_refuses_stops_all_beside_it(fleet: Fleet) -> None:
+    fleet.add("a")
+    fleet.add("b", {"answer": NO_FIT})
+    fleet.add("c", {"answer": {"refused": "mps_instances: found GPU 7, expected one of 0, 1; correct it"}})
+    run = fleet.play()
+    assert run.exit_code != 0
+    said = [line["result"]["msg"] for line in run.results if line["status"] == "failed"]
+    assert said == [f"b: {NO_FIT['refused']}", "c: mps_instances: found GPU 7, expected one of 0, 1; correct it"]
     assert [fleet.calls(host) for host in "abc"] == [["check"]] * 3
 
 
