@@ -113,7 +113,7 @@ def no_answer(result: dict[str, Any], python: Sequence[str]) -> str:
     if code == _UNTRUSTED:
         return (
             f"found {said[-500:]} on the way to {shlex.join(python)}, expected what nobody but root can change; nothing"
-            " was run: set ansible_python_interpreter to /usr/bin/python3, or see what is in it and give it to root"
+            " was run: see what is in it and give it to root, or name another Python in ansible_python_interpreter"
         )
     return (
         f"found no answer of mpsctl (exit code {code}), expected one JSON object; it said:"
