@@ -62,11 +62,12 @@ one host reboots, at once or in order. In the second half of the trial one host 
 from a random moment on: its disk is full, its /run is full, or its /etc, /var or /run is read-only. Servers and clients
 are the lab's simulated ones. A violation is
 
-- after the interrupted run: a file that is neither the old nor the new one; a limit that is neither; a client that came
-  and did not get in while `mpsctl status` says ok, or that ran outside MPS other than in a removal; a client ended that
-  `mps_on_clients` does not let end; an exclusive GPU without a daemon that `status` does not name; a partial file that
-  `verify` does not name; a host lock without its run; a run that ended with 0 and did not do it all, or that did not do
-  it on another host than the one that something befell (limits.yml means all or none); a fault of mpsctl
+- after the interrupted run: a file that is neither the old nor the new one; a limit that is neither; a client that
+  came and did not get in while `mpsctl status` says ok, or that ran outside MPS other than in a removal or a first
+  site.yml; a client ended that `mps_on_clients` does not let end; an exclusive GPU without a daemon that `status`
+  does not name; a partial file that `verify` does not name; a host lock without its run; a run that ended with 0 and
+  did not do it all, or that did not do it on another host than the one that something befell (limits.yml means all or
+  none); a fault of mpsctl
 - after the next whole run: anything that is not in the desired state, or not removed, to the last file; a client that
   came and did not get in; a run that failed
 
