@@ -19,7 +19,7 @@ _LOOP = 3
 WINDOW_S = 600
 """And each within this time of the one before; the last within an hour."""
 RECENT_S = 3600
-_INEXACT_S, _START_WINDOW_S = 30, 120
+_INEXACT_WINDOW_S, _START_WINDOW_S = 30, 120
 """The log has whole seconds, and a clock is not set by less; a server may end while its daemon's unit starts."""
 
 
@@ -152,7 +152,7 @@ def _ago_s(view: View, server: ServerLog) -> Optional[float]:
     if unit.clock_set_s and unit.active_since_s is not None:
         runs_s = view.host.now_s - unit.active_since_s
         ages_s = [age_s for age_s in ages_s if age_s <= runs_s + _START_WINDOW_S]
-    ages_s = [age_s for age_s in ages_s if age_s >= -_INEXACT_S]
+    ages_s = [age_s for age_s in ages_s if age_s >= -_INEXACT_WINDOW_S]
     return max(0.0, min(ages_s)) if ages_s else None
 
 

@@ -13,7 +13,7 @@ from mpsctl.store.world import World
 UNKNOWN = "unknown"
 """The load state of a unit of which systemd tells nothing."""
 _MICROSECONDS = 1_000_000
-_DRIFT_S = 30
+_DRIFT_WINDOW_S = 30
 """By less than this a clock is corrected without being set; what is known since then is read with more room."""
 
 
@@ -64,7 +64,7 @@ def _clock_set_s(world: World, since_boot_s: Optional[float], by_clock: str) -> 
     except ValueError:
         return 0
     set_s = (world.wall_s() - world.now_s()) - (then_s - since_boot_s)
-    return set_s if abs(set_s) > _DRIFT_S else 0
+    return set_s if abs(set_s) > _DRIFT_WINDOW_S else 0
 
 
 def _path(listen: str) -> Optional[Path]:
