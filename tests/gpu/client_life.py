@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Callable
 
 from cuda_client import Cuda, CudaError
 
@@ -77,7 +78,7 @@ def main() -> int:
     life.tell("begun", pid)
     cuda = Cuda()
     device, context = ctypes.c_int(), ctypes.c_void_p()
-    steps = {
+    steps: dict[str, Callable[[], object]] = {
         "cuInit": lambda: cuda.call("cuInit", 0),
         "cuDeviceGet": lambda: cuda.call("cuDeviceGet", ctypes.byref(device), 0),
         "5 s later": lambda: time.sleep(5),
