@@ -194,6 +194,8 @@ def test_every_file_that_the_program_keeps_for_an_instance_is_known_as_ours(host
     folder.mkdir(parents=True)
     for name in names:
         (folder / name).touch()
+    for name in re.findall(r"\"run/mps-fleet/([^\"]+)\"", (program / "model/places.py").read_text()):
+        (folder.parent / name).touch()
     assert own_folders.look(host.places, host.places.host_lock.parent).others == []
 
 
