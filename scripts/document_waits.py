@@ -81,6 +81,7 @@ OF_PROGRAM = (
     Wait("front_door.environments._BOUND_S", "the environment of a client, where it is judged", "it comes in unread"),
     Wait("front_door.jam._ANSWER_S", "the answer of a daemon that may be jammed", "the health look is started"),
     Wait("front_door.worker._END_S", "what the door is doing when it ends", "left undone"),
+    Wait("checks.free_places._ENDING_S", "a probe client that ended leaves the daemon's list", "the next is not tried"),
     Wait("store.admission.DEFAULT_WAIT_S", "a client, where the door knows no other length", "error 805"),
     Wait("checks.probe_client.TIMEOUT_S", "a probe client", "unknown; it is ended"),
     Wait("causes.seen.NVML_TIMEOUT_S", "NVML, for the doctor", "unknown"),

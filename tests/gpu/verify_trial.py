@@ -199,7 +199,7 @@ def users(host: Host) -> None:
     print("-- a waiting second user")
     first = Client(host, "first")
     second = Client(host, "second", f"--uid {USER}", wait=False)
-    time.sleep(2)
+    time.sleep(5)  # who waits no longer than a moment is no finding
     with clients(first, second):
         named(host, "second user", {"waiting-clients": str(USER)}, {"waiting-behind-another-user"})
         first.release()

@@ -74,6 +74,14 @@ class Systemd(Protocol):
     def journal(self, unit: str, lines: int) -> list[str]:
         """The unit's last lines in the journal."""
 
+    def journal_entries(
+        self, wanted: Mapping[str, str], fields: Sequence[str], last_s: float, most: int
+    ) -> list[dict[str, str]]:
+        """The last entries that have these values, within the last seconds, oldest first; of each the named fields.
+
+        Empty where the journal has none, or may not be read.
+        """
+
     def kernel_log(self, lines: int) -> list[str]:
         """The kernel's last lines of this boot in the journal; empty where they may not be read."""
 
@@ -193,6 +201,21 @@ class Systemctl:
         command = ["journalctl", "--no-pager", "--quiet", "-o", "cat", "-n", str(lines), "-u", unit]
         done = _begin(command, _JOURNAL_TIMEOUT_S)()
         return [line for line in done.stdout.splitlines() if line]
+
+    def journal_entries(
+        self, wanted: Mapping[str, str], fields: Sequence[str], last_s: float, most: int
+    ) -> list[dict[str, str]]:
+        import json
+
+        command = ["journalctl", "--no-pager", "--quiet", "-o", "json", f"--output-fields={','.join(fields)}"]
+        command += [f"--since=-{math.ceil(last_s)}s", "-n", str(most)]
+        command += [f"{name}={value}" for name, value in wanted.items()]
+        found = []
+        for line in _begin(command, _JOURNAL_TIMEOUT_S)().stdout.splitlines():
+            with suppress(ValueError):  # the first may be cut short
+                entry = json.loads(line)
+                found.append({name: entry[name] for name in fields if isinstance(entry.get(name), str)})
+        return found
 
     def kernel_log(self, lines: int) -> list[str]:
         command = ["journalctl", "--no-pager", "--quiet", "-o", "cat", "-k", "-b", "-n", str(lines)]

@@ -82,7 +82,7 @@ class _Consultation:
             self._said.append("this is a Mac")
             found.append(apple_gpu.explain())
         elif question.of_host:
-            found += self._of_host(False)
+            found += self._of_host()
             self._said.append(_looked_at(self._seen))
         for text, understood in self._errors:
             found += self._error(text, understood)
@@ -109,11 +109,11 @@ class _Consultation:
         of_pids = dict.fromkeys(name for pid in self._question.pids for name in process.instances_of(seen, pid))
         return tuple(self._question.instances or of_pids or seen.host.instances)
 
-    def _of_host(self, out_of_memory: bool) -> list[Diagnosis]:
+    def _of_host(self, met: Collection[int] = ()) -> list[Diagnosis]:
         """What the checks tell, and what else is seen: looked at in a process of its own, as /proc may hang."""
         seen, names = self._seen, self._names
         try:
-            return bounded.call(lambda: host.look(seen, names, out_of_memory), TIMEOUT_S, "the look at logs and texts")
+            return bounded.call(lambda: host.look(seen, names, met), TIMEOUT_S, "the look at logs and texts")
         except NotReady as error:
             self._said.append(f"{error}; what follows stands on the checks alone")
             return of_checks.of_report(seen.report, names)
@@ -128,7 +128,7 @@ class _Consultation:
             return of_text  # nothing of NVIDIA's is to be seen here
         codes = [error.code for error in understood.errors]
         related = {name for code in codes for name in symptoms.RELATED.get(code, ())}
-        seen = self._of_host(symptoms.OUT_OF_MEMORY in codes)
+        seen = self._of_host(codes)
         on_host = [one for one in seen if one.name in possible or one.name in related]
         return [*on_host, *_left(of_text, on_host, self._names)]
 

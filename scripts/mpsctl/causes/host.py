@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Collection
 
 from mpsctl.adapters import daemon_log, files, hardware, managers, procfs, selinux
-from mpsctl.causes import environment, log, memory, of_checks, symptoms, units
+from mpsctl.causes import environment, log, memory, of_checks, refusals, symptoms, units
 from mpsctl.causes.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, diagnose, of_instance
 from mpsctl.causes.seen import Seen
 from mpsctl.checks import words
@@ -25,18 +25,20 @@ _SEVERAL = 2
 """One client at less than the whole is what a percentage is for: the rest is for those that come."""
 
 
-def look(seen: Seen, names: Collection[str], out_of_memory: bool = False) -> list[Diagnosis]:
+def look(seen: Seen, names: Collection[str], met: Collection[int] = ()) -> list[Diagnosis]:
     """What is wrong with the host and with the named instances, each diagnosis with the instance that it is of.
 
-    ``out_of_memory`` is whether somebody did meet that.
+    ``met`` are the CUDA errors that somebody met.
     """
     found = of_checks.of_report(seen.report, names)
     for one in seen.instances:
         if one.name in names:
             found += of_instance(one.name, _instance(seen, one))
+            if symptoms.REFUSED in met:
+                found += of_instance(one.name, refusals.of_instance(seen.world, one.name))
     found += _daemons(seen)
     found += _gpus(seen)
-    found += memory.on_host(seen, names, out_of_memory)
+    found += memory.on_host(seen, names, symptoms.OUT_OF_MEMORY in met)
     found += _selinux(seen, names)
     found += _kernel(seen)
     return found + _texts(seen)

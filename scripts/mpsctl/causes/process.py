@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Optional
 
 from mpsctl.adapters import procfs, unix_peers
-from mpsctl.causes import environment, memory
+from mpsctl.causes import environment, memory, refusals
 from mpsctl.causes.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, at_most, diagnose, of_instance
 from mpsctl.causes.of_checks import because, certainty_of, reasons_of, unproven
 from mpsctl.causes.seen import Seen
-from mpsctl.checks import words
-from mpsctl.checks.client_checks import why_waiting
+from mpsctl.checks import waits, words
 from mpsctl.model.foreign import shown
 from mpsctl.model.gpu import EXCLUSIVE_PROCESS
 from mpsctl.observe import process_facts, reachability
+from mpsctl.observe.door_facts import Waiting
 from mpsctl.observe.facts import DaemonProcess, InstanceFacts, ServerProcess
 from mpsctl.observe.process_facts import Obstacle
 
@@ -207,7 +207,7 @@ def _why_no_client(seen: Seen, one: _Process) -> list[Diagnosis]:
     """Why a process is no client of an instance, what lies deepest first."""
     if not one.at_all and one.variables is None:
         return []  # another user's: neither its libraries nor its environment may be read, and nothing is known
-    if not one.at_all and not _waits(one) and not procfs.maps(one.pid, _LIBRARY):
+    if not one.at_all and _wait(one) is None and not procfs.maps(one.pid, _LIBRARY):
         return [diagnose("no-cuda-yet", LIKELY, f"pid {one.pid} has no {_LIBRARY} mapped")]
     found = [*_kept_out(seen, one), *_obstacles(seen, one)]
     if one.daemon is not None:
@@ -233,8 +233,8 @@ def _exclusive(seen: Seen, one: _Process) -> bool:
     return any(gpu.uuid in one.at_all and gpu.compute_mode == EXCLUSIVE_PROCESS for gpu in seen.host.gpus.gpus)
 
 
-def _waits(one: _Process) -> bool:
-    return one.instance is not None and any(each.pid == one.pid for each in one.instance.waiting)
+def _wait(one: _Process) -> Optional[Waiting]:
+    return next((each for each in one.instance.waiting if each.pid == one.pid), None) if one.instance else None
 
 
 def _kept_out(seen: Seen, one: _Process) -> list[Diagnosis]:
@@ -244,15 +244,17 @@ def _kept_out(seen: Seen, one: _Process) -> list[Diagnosis]:
         return []
     checks = seen.report.instances[instance.name]
     named = one.variables is not None and seen.meant_by(one.variables) is instance
-    sure = CERTAIN if named or (_waits(one) and instance.log_trusted is not False) else LIKELY
+    wait = _wait(one)
+    proven = wait is not None and (wait.at_door or instance.log_trusted is not False)
+    sure = CERTAIN if named or proven else LIKELY
     found = [
         diagnose("drained", sure, reason.line, remedy=reason.remedy) for reason in reasons_of(checks, ("drained",))
     ]
-    for each in instance.waiting:
-        if each.pid == one.pid:
-            reason = why_waiting(instance, each)
-            waits = because(reason, certainty_of(reason.cause, LIKELY))
-            found.append(unproven(waits) if instance.log_trusted is False else waits)
+    if wait is not None:
+        reason = waits.reason(instance, wait)
+        diagnosis = because(reason, certainty_of(reason.cause, CERTAIN if wait.at_door else LIKELY))
+        found.append(diagnosis if proven else unproven(diagnosis))
+    found += refusals.of_process(seen.world, instance.name, one.pid)
     if one.as_client:
         return found
     # That it is so is certain; that it was so when this process began is not.

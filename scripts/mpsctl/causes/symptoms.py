@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Iterable, Mapping, NamedTuple, Optional
 
+from mpsctl.causes import refusals
 from mpsctl.causes.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, diagnose, quoted
 from mpsctl.model.pattern import Pattern
 
@@ -164,7 +165,8 @@ ERRORS: tuple[CudaError, ...] = (
 BY_CODE = {error.code: error for error in ERRORS}
 _BY_NAME = {name.lower(): error for error in reversed(ERRORS) for name in error.names}
 
-OUT_OF_MEMORY = 2
+OUT_OF_MEMORY, REFUSED = 2, 805
+"""What a client meets that has used up its limit, and one that the front door refuses."""
 
 _GPU_GONE = (
     "gpu-lost",
@@ -212,6 +214,7 @@ RELATED: Mapping[int, tuple[str, ...]] = {
     700: ("gpu-lost",),
     805: (
         *_REACHING,
+        *refusals.EVERY,
         *_FOREIGN,
         "server-failed",
         "gpu-older-than-volta",

@@ -6,13 +6,22 @@ import os
 from typing import Optional
 
 from mpsctl.adapters import pipe
-from mpsctl.checks import words
+from mpsctl.checks import waits, words
 from mpsctl.model.foreign import pasted
+from mpsctl.model.names import door_service
 from mpsctl.observe.client_watch import Watch
 
 
 def why_not(watch: Watch) -> str:
     """The likeliest reason, most certain first."""
+    waits_now, waited = watch.waits(), watch.waited
+    refused = None if waits_now else watch.refusal()
+    if refused is not None:
+        return f"the front door refused it (CUDA error 805): {refused.line}"
+    if waited is not None:
+        line = f"pid {waited.pid} {waits.line(None, waited)}"
+        ended = "" if waits_now else ", and was not seen to come in"
+        return f"{line}{ended}; see `mpsctl status {pasted(watch.instance.name)}`"
     for pid, wrong in watch.own_variables.items():
         if pid in watch.opened_cuda:
             return f"pid {pid} has {words.obstacle(wrong).line}"
@@ -25,7 +34,7 @@ def why_not(watch: Watch) -> str:
         return f"it opened CUDA, and the daemon did not answer: {watch.daemon_problem}"
     return (
         "it opened CUDA and no list of clients has it: it may have used no GPU, wait behind another user's clients,"
-        f" or have been refused; see `journalctl -u {pasted(watch.instance.unit)}`"
+        f" or have been refused; see `journalctl -u {pasted(door_service(watch.instance.name))}`"
     )
 
 

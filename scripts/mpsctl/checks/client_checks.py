@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from mpsctl.checks import words
+from typing import Sequence
+
+from mpsctl.checks import waits, words
 from mpsctl.checks.gpu_checks import untold
-from mpsctl.checks.judgement import VERIFY_ONLY, Finding, View, failed, judgement, passed, some, unknown, warned
+from mpsctl.checks.judgement import (
+    VERIFY_ONLY,
+    Finding,
+    View,
+    by_log_alone,
+    failed,
+    judgement,
+    passed,
+    some,
+    unknown,
+    warned,
+)
 from mpsctl.checks.unit_checks import no_daemon
 from mpsctl.model.finding import Reason
-from mpsctl.model.foreign import shown
-from mpsctl.observe.facts import ClientFacts, InstanceFacts, Waiting
+from mpsctl.observe.door_facts import Waiting
+from mpsctl.observe.facts import ClientFacts, InstanceFacts
 
 SPARE_MIB = 16
 """A client this near its limit has used it up: NVML counts in whole MiB, and an allocation takes 2 MiB at least."""
@@ -135,38 +148,67 @@ def client_memory(view: View) -> Finding:
     return passed("every client has room below its limit")
 
 
-@judgement(by_log=True)
+@judgement()
 def waiting_clients(view: View) -> Finding:
-    """Nobody waits in the daemon's pending list, behind another user's clients or for a server (B20)."""
+    """Nobody waits longer than a moment, before the front door or in the daemon's pending list: for a place, behind
+    another user's clients, for a server or the daemon (B20)."""
     one = view.one
+    long = [each for each in one.waiting if waits.is_long(each)]
+    if any(each.at_door for each in long):
+        return _waiting(one, [each for each in long if each.at_door or one.log_trusted is not False])
+    if long:
+        return by_log_alone(view, _waiting(one, long))
+    if one.waiting:
+        lines = [waits.reason(one, each).line for each in one.waiting]
+        return passed(f"{some(lines)}: a moment", *lines)
     if not one.pid:
         return unknown(no_daemon(view))
-    if one.log_unread:
-        return unknown(words.unread(one.log_unread))
-    if not one.waiting:
-        return passed("nobody")
-    reasons = [why_waiting(one, each) for each in one.waiting]
-    behind = [reason for reason in reasons if reason.cause == "waiting-behind-another-user"]
-    first = behind or reasons
-    remedy = "look again in a few seconds; if it stays, see the server's lines in the journal"
+    return unknown(words.unread(one.log_unread)) if one.log_unread else passed("nobody")
+
+
+def _waiting(one: InstanceFacts, every: Sequence[Waiting]) -> Finding:
+    """Who waits; those behind other users first, who may wait for as long as these work."""
+    reasons = [waits.reason(one, each) for each in every]
+    first = [reason for reason in reasons if reason.cause == "waiting-behind-another-user"] or reasons
     return warned(
         some(reason.line for reason in first),
         "nobody waiting",
-        "one user at a time is served: run all as one user, or set mps_multi_user" if behind else remedy,
+        first[0].remedy,
         *(reason.line for reason in reasons),
         reasons=reasons,
-        facts={"pids": [each.pid for each in one.waiting]},
+        facts={"pids": [each.pid for each in every]},
     )
 
 
-def why_waiting(one: InstanceFacts, each: Waiting) -> Reason:
-    """Why a client is in the daemon's pending list. A daemon serves one user at a time (B20, driver 580)."""
-    who = f"pid {each.pid} of user {each.uid} ({shown(each.command)})"
-    serving = sorted({server.uid for server in one.servers if server.uid is not None})
-    if serving and each.uid not in serving:
-        return Reason("waiting-behind-another-user", f"{who} waits behind user {', '.join(map(str, serving))}")
-    what = "and its own user's server is up" if serving else "and no server is there yet"
-    return Reason("waiting-for-server", f"{who} waits, {what}")
+@judgement()
+def client_places(view: View) -> Finding:
+    """No more clients are in than the front door holds places for, in all and of each share; where a number was lowered
+    nobody is ended."""
+    one = view.one
+    if one.room is None:
+        return passed("no number is held") if one.pid else unknown(no_daemon(view))
+    if any(place.pids is None for place in one.room.places):
+        return unknown(f"{words.room(one.room)}: the daemon does not tell its clients")
+    above = [place for place in one.room.places if place.above]
+    if not above:
+        return passed(words.room(one.room))
+    lines = [f"{words.place(place)}: pid {', '.join(map(str, place.pids or ()))}" for place in above]
+    return warned(
+        some(lines),
+        "as many as the front door lets in",
+        "wait until some have ended: nobody new comes in before; or raise mps_expected_clients or the share",
+        *lines,
+        reasons=[Reason("more-than-places", line) for line in lines],
+        facts={place.name: list(place.pids or ()) for place in above},
+    )
 
 
-JUDGEMENTS = (client_pids, client_limits, older_limits, limits_together, client_memory, waiting_clients)
+JUDGEMENTS = (
+    client_pids,
+    client_limits,
+    older_limits,
+    limits_together,
+    client_memory,
+    client_places,
+    waiting_clients,
+)

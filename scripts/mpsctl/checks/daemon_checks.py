@@ -242,7 +242,7 @@ def _served(one: InstanceFacts) -> Optional[Path]:
 
 @judgement()
 def pipe_directory_access(view: View) -> Finding:
-    """Those that may connect get to the socket, and nobody else (B19: a 0700 parent)."""
+    """Those that may connect get to the socket (B19: a 0700 parent); who else does is judged at the front door."""
     one = view.one
     if one.desired is None:
         return unknown("who may connect is not known")
@@ -252,11 +252,6 @@ def pipe_directory_access(view: View) -> Finding:
             "a user of this host",
             "set mps_server_user",
         )
-    told = one.door.admission if one.door is not None else None
-    if one.pid and told is not None and one.group_refused is None and told.gid != one.group_id:
-        wanted = f"the group {shown(one.desired.group)}" if one.desired.group else "everyone"
-        line = f"who may connect is not in the desired state ({wanted}): the front door lets others in"
-        return failed(line, wanted, reload(one), mends=RELOAD)
     if one.access is not None:
         reason = words.obstacle(one.access)
         if one.access.kind == process_facts.CANNOT_LOOK:

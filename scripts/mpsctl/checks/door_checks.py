@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Optional
 
 from mpsctl.checks import words
-from mpsctl.checks.judgement import VERIFY_ONLY, Finding, View, failed, judgement, passed, unknown, warned
+from mpsctl.checks.judgement import VERIFY_ONLY, Finding, View, failed, judgement, passed, some, unknown, warned
 from mpsctl.checks.unit_checks import no_daemon, reload
 from mpsctl.model.finding import CONVERGE, PERSON, RELOAD, Reason
 from mpsctl.model.foreign import pasted, shown
 from mpsctl.model.names import door_service
 from mpsctl.observe.door_facts import DoorFacts
+from mpsctl.observe.facts import InstanceFacts
+from mpsctl.store.admission import Admission
 
 
 @judgement()
@@ -35,21 +37,57 @@ def front_door(view: View) -> Finding:
         )
     if not one.pid:
         return unknown(no_daemon(view))
-    if one.drain is not None:
-        if not one.door_open:
-            return passed("closed by the drain")
+    if one.drain is not None and one.door_open:
         line = "clients are let in though the instance is drained"
         return failed(line, "closed while it is drained", reload(one), mends=RELOAD)
-    if one.door_open:
-        told = door.admission
-        if not without and told is not None and one.desired is not None and told.wait_s != one.desired.client_wait_s:
-            line = f"clients wait up to {told.wait_s} s at the front door"
-            return warned(line, f"up to {one.desired.client_wait_s} s", reload(one), mends=RELOAD)
-        return passed(f"{one.public} leads to the daemon")
+    if one.drain is not None or one.door_open:
+        open_ = f"{one.public} leads to the daemon"
+        return _told_another(one, door) or passed("closed by the drain" if one.drain is not None else open_)
     meets = "what uses CUDA there now runs outside MPS" if without else "clients wait, or are refused with error 805"
     line = f"nobody is let in at {one.public}: {meets}"
     reasons = [Reason("front-door-closed", line)]
     return failed(line, "clients are let in", reload(one), reasons=reasons, mends=RELOAD)
+
+
+def _told_another(one: InstanceFacts, door: DoorFacts) -> Optional[Finding]:
+    """What the front door does otherwise than is desired, as it was told so, or None. How long clients wait is no more
+    than a warning; the rest is who comes in."""
+    told, desired = door.admission, door.desired
+    if told is None or desired is None or not door.amiss:
+        return None
+    said = {name: (_said(name, told), _said(name, desired)) for name in door.amiss}
+    if "gid" in said and one.desired is not None and one.desired.group is not None:
+        said["gid"] = said["gid"][0], f"the group {shown(one.desired.group)}"
+    lines = [f"{_FIELDS[name]}: it was told {was}, desired {wanted}" for name, (was, wanted) in said.items()]
+    make = warned if set(door.amiss) <= {"wait_s"} else failed
+    return make(
+        f"the front door judges by what was desired before: {some(lines)}",
+        "what is desired",
+        reload(one),
+        *lines,
+        reasons=[Reason("not-as-desired", line) for line in lines],
+        mends=RELOAD,
+        facts={name: was for name, (was, _) in said.items()},
+    )
+
+
+_FIELDS = {
+    "wait_s": "how long a client waits",
+    "gid": "the group that may come",
+    "multi_user": "whether one server serves all users",
+    "room": "how many clients at once",
+    "judged_devices": "whether who would shake off his limit is refused",
+}
+
+
+def _said(name: str, told: Admission) -> str:
+    if name == "wait_s":
+        return f"{told.wait_s} s"
+    if name == "gid":
+        return "everyone" if told.gid is None else f"the group {told.gid}"
+    if name == "room":
+        return "as many as come" if told.room is None else str(told.room)
+    return "yes" if getattr(told, name) else "no"
 
 
 def _door_left(door: DoorFacts, public: Path) -> Optional[Finding]:

@@ -109,13 +109,17 @@ def unknown(why: str, expected: str = "", remedy: str = "", *evidence: str) -> F
 def _by_log(judge: Callable[[View], Finding]) -> Callable[[View], Finding]:
     @wraps(judge)
     def judged(view: View) -> Finding:
-        finding = judge(view)
-        if view.one.log_trusted is not False or finding.level not in (CRITICAL, WARNING):
-            return finding
-        facts = {**finding.facts, LOG_TRUSTED: False}
-        return finding._replace(level=WARNING, evidence=(*finding.evidence, OPEN_LOG), facts=facts)
+        return by_log_alone(view, judge(view))
 
     return judged
+
+
+def by_log_alone(view: View, finding: Finding) -> Finding:
+    """A finding that stands on the daemon's log: it warns at most where others could have written that."""
+    if view.one.log_trusted is not False or finding.level not in (CRITICAL, WARNING):
+        return finding
+    facts = {**finding.facts, LOG_TRUSTED: False}
+    return finding._replace(level=WARNING, evidence=(*finding.evidence, OPEN_LOG), facts=facts)
 
 
 def make(judgements: Iterable[Judgement], view: View) -> list[Check]:

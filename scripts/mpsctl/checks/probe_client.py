@@ -6,12 +6,14 @@ root only where neither is known. In multi-user mode it comes as root and as an 
 members of a group may connect, it comes as one of them; who is none is judged by the processes that are there.
 
 A probe client takes the memory of one context, and for a trial of the limit a little more than the limit for a moment.
-Where that much is not free, or the clients are near the driver's cap, nothing is started: the answer is unknown.
+Where that much is not free, the clients are near the driver's cap, or the front door has no place for one more, nothing
+is started: the answer is unknown.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Mapping, Optional, Sequence
@@ -20,7 +22,7 @@ from mpsctl.adapters import control_daemon as control
 from mpsctl.adapters import hardware, procfs
 from mpsctl.adapters.bounded import Call
 from mpsctl.adapters.control_daemon import Daemon, Server
-from mpsctl.checks import words
+from mpsctl.checks import free_places, words
 from mpsctl.model import fit
 from mpsctl.model.costs import Costs
 from mpsctl.model.daemon_environment import PIPE_DIRECTORY, VISIBLE_DEVICES
@@ -29,9 +31,10 @@ from mpsctl.model.finding import CRITICAL, NOTHING, OK, PERSON, RELOAD, UNKNOWN,
 from mpsctl.model.foreign import pasted
 from mpsctl.model.gpu import Device
 from mpsctl.model.instance import Instance
+from mpsctl.observe import front_door
 from mpsctl.observe.facts import InstanceFacts
 from mpsctl.observe.host import HostFacts
-from mpsctl.store import configuration, measured
+from mpsctl.store import configuration, front_door_notes, measured
 from mpsctl.store.world import World
 
 if TYPE_CHECKING:
@@ -143,6 +146,10 @@ def _look(world: World, one: InstanceFacts, allocate: bool, timeout_s: float) ->
                 clients = sum(len(control.clients(daemon, server.pid)) for server in servers)
                 free_mib = nvml.load(device.uuid).free_mib  # of this moment: nobody is to be disturbed
                 crowded = _crowded(place, card, clients, bool(servers), free_mib)
+                if crowded is None:
+                    look_for_place = free_places.why_none_after_ours if checks else free_places.why_none
+                    no_place = look_for_place(world, instance, uid)
+                    crowded = f"not tried: {no_place}" if no_place else None
                 if crowded:
                     checks.append(place.check(CONNECTS, UNKNOWN, crowded, "room for one more client"))
                 else:
@@ -153,7 +160,7 @@ def _look(world: World, one: InstanceFacts, allocate: bool, timeout_s: float) ->
 def users_of(world: World, instance: Instance, daemon: Daemon) -> list[int]:
     """The users as whom clients of ours can come without keeping anyone waiting.
 
-    :raises NotReady: if that is nobody whom we may become.
+    :raises NotReady: if that is nobody whom we may become, or another user's client waits already, who comes in first.
     """
     servers = control.servers(daemon)
     own = os.geteuid()
@@ -162,6 +169,10 @@ def users_of(world: World, instance: Instance, daemon: Daemon) -> list[int]:
     uid = _single_user(instance, servers)
     if own not in (0, uid):
         raise NotReady(f"the server is user {uid}'s, and user {own} would wait behind it; run it as root")
+    before = front_door.of_others(front_door_notes.read(world.places, instance.name).waiting, uid)
+    if before:
+        line = f"user {before[0].uid} waits at the front door (pid {before[0].pid})"
+        raise NotReady(f"{line}, and a client of user {uid} would wait behind it; ask again when nobody waits")
     return [uid]
 
 
@@ -224,25 +235,28 @@ def _probe(place: _Place, allocate: bool, free_mib: int) -> list[Check]:
     try:
         with world.cuda(environment, left_s, trial) as seen:
             return _judge(place, seen, trial, allocate, free_mib)
-    except cuda.CudaError as error:
-        full = error.code == cuda.TOO_MANY_CLIENTS
-        return [
-            place.check(
-                CONNECTS,
-                UNKNOWN if full else CRITICAL,
-                str(error),
-                "a client that starts",
-                "ask again when clients have ended"
-                if full
-                else f"`mpsctl status {pasted(place.instance.name)}`, then its log",
-            )
-        ]
-    except cuda.TooLate as error:
-        return [
-            place.check(CONNECTS, CRITICAL, str(error), "a client that starts", "look at the daemon and its server")
-        ]
+    except (cuda.CudaError, cuda.TooLate) as error:
+        return [_did_not_start(place, error)]
     except NotReady as error:
         return [place.check(CONNECTS, UNKNOWN, str(error), "libcuda.so.1 of the driver")]
+
+
+def _did_not_start(place: _Place, error: NotReady) -> Check:
+    """What an error of a probe client says, of which some are no fault: others came first."""
+    from mpsctl.adapters import cuda
+
+    code = error.code if isinstance(error, cuda.CudaError) else None
+    if code == cuda.TOO_MANY_CLIENTS:
+        remedy = "ask again when clients have ended"
+        return place.check(CONNECTS, UNKNOWN, str(error), "a client that starts", remedy)
+    if code in (None, cuda.REFUSED):
+        with suppress(NotReady):  # then the error says more
+            no_place = free_places.why_none(place.world, place.instance, place.uid)
+            if no_place is not None:
+                return place.check(CONNECTS, UNKNOWN, f"{error}; {no_place}", "room for one more client")
+    status = f"`mpsctl status {pasted(place.instance.name)}`, then its log"
+    remedy = "look at the daemon and its server" if code is None else status
+    return place.check(CONNECTS, CRITICAL, str(error), "a client that starts", remedy)
 
 
 def _trial(place: _Place, allocate: bool, free_mib: int) -> Trial:

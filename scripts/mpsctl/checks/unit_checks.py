@@ -41,8 +41,9 @@ def configuration(view: View) -> Finding:
     one = view.one
     if one.refused is not None:
         return failed(one.refused.found, one.refused.expected, one.refused.remedy)
-    if one.group_refused is not None:
-        return failed(one.group_refused.found, one.group_refused.expected, one.group_refused.remedy)
+    for refused in (one.group_refused, one.room_refused):
+        if refused is not None:
+            return failed(refused.found, refused.expected, refused.remedy)
     if one.unread is not None:
         return unknown(words.unread(one.unread))
     return passed(f"{view.host.places.configuration}/{one.name}.conf")

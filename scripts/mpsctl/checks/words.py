@@ -9,7 +9,9 @@ from mpsctl.model.client_variable import Bypass
 from mpsctl.model.daemon_environment import PIPE_DIRECTORY, VISIBLE_DEVICES
 from mpsctl.model.finding import Reason
 from mpsctl.model.foreign import pasted, shown
+from mpsctl.model.shares import ALL
 from mpsctl.observe import process_facts
+from mpsctl.observe.door_facts import Place, RoomFacts, Waiting
 from mpsctl.observe.facts import ABSENT, NO_RIGHT, NOT_TOLD, Answer, ClientFacts, DaemonProcess, OverLimit, Unread
 from mpsctl.observe.process_facts import GpuProcess, Obstacle
 
@@ -83,6 +85,38 @@ def fault(server: int, connected: Sequence[int], alone: bool) -> str:
 
 def client(one: ClientFacts) -> str:
     return f"client {one.pid} ({shown(one.command) or 'command not told'}, {who(one.user, one.uid)})"
+
+
+def waiting_process(one: Waiting) -> str:
+    """A client that waits, with its container or systemd unit."""
+    where = f", container {shown(one.container)}" if one.container else f", {shown(one.unit)}" if one.unit else ""
+    whose = f"user {one.uid}" + (f" ({shown(one.user)})" if one.user and one.user != str(one.uid) else "")
+    return f"pid {one.pid} of {whose}{where} ({shown(one.command) or 'command not told'})"
+
+
+def place_name(name: str) -> str:
+    """All clients of an instance, or a share of them."""
+    return "all clients" if name == ALL else f"share {shown(name)}"
+
+
+def place(one: Place) -> str:
+    """A place with how many are in and may be: ``8 of 8 clients``, ``share unit:api.service 2 of 4``."""
+    has = f"{'not told how many' if one.has is None else one.has} of {one.most}"
+    return f"{has} clients" if one.name == ALL else f"{place_name(one.name)} {has}"
+
+
+def room(one: RoomFacts) -> str:
+    """Each place that is held, in one line: who is in, what becomes of the next one, and who waits."""
+    found = []
+    for each in one.places:
+        line = place(each)
+        if each.full:
+            line += ", the next one is refused" if one.refuse or not each.most else ", the next one waits"
+        if each.waiting:
+            line += f", {each.waiting} wait{'s' if each.waiting == 1 else ''}"
+        found.append(line)
+    found += [] if one.whole else ["and perhaps more, of whom the front door's notes know nothing any more"]
+    return "; ".join(found)
 
 
 def bypass(one: Bypass) -> str:

@@ -7,7 +7,7 @@ import re
 import sys
 from typing import Any, Optional, Sequence
 
-from mpsctl.checks import words
+from mpsctl.checks import waits, words
 from mpsctl.checks.judgement import STATUS
 from mpsctl.checks.report import Report, report
 from mpsctl.cli import output, table
@@ -65,7 +65,12 @@ def _as_json(found: Found) -> dict[str, Any]:
     return {
         "format": 2,
         "instances": {
-            name: {"clients": [_row_as_json(row) for row in rows], "unknown": unknown.get(name)}
+            name: {
+                "clients": [_row_as_json(row) for row in rows],
+                "unknown": unknown.get(name),
+                "waiting": plain.of(found.host.instances[name].waiting),
+                "room": plain.of(found.host.instances[name].room),
+            }
             for name, rows in found.connected.items()
         },
         "left_over": [{**plain.of(one), "says": why_left_over(one.why)} for one in found.left_over],
@@ -85,6 +90,11 @@ def _show(found: Found) -> None:
             output.say(line)
     else:
         output.say("no client is connected" if found.connected else "this host has no instance")
+    for one in found.host.instances.values():
+        if one.room is not None:
+            output.say(f"{one.name}: places: {words.room(one.room)}")
+        for each in one.waiting:
+            output.say(f"{one.name}: waiting: {waits.reason(one, each).line}")
     for name, why in _unknown(found).items():
         output.say(f"! {name}: cannot tell who is connected: {why}")
     if found.host.gpus.unread:

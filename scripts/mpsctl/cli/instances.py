@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Optional
 
-from mpsctl.checks import words
+from mpsctl.checks import waits, words
 from mpsctl.checks.report import Report
 from mpsctl.cli import output, render
 from mpsctl.cli.output import say
@@ -43,6 +43,10 @@ def _show_instance(gpus: GpuFacts, one: InstanceFacts, word: str) -> None:
         say(f"  device {ordinal}: GPU {gpu.index}, {kind}, {device.uuid}, {used}, compute mode {mode}")
     if one.desired is not None:
         say(f"  pipe directory {one.desired.pipe_directory}: {_door(one)}")
+    if one.room is not None:
+        say(f"  places: {words.room(one.room)}")
+    for each in one.waiting:
+        say(f"  waiting: {waits.reason(one, each).line}")
     for value in one.values:
         say(f"  {_value(value, 'the daemon')}")
     for server in one.servers:
@@ -64,7 +68,7 @@ def _door(one: InstanceFacts) -> str:
         refused = told is not None and told.state == CLOSED
         why = shown(told.why) if told is not None and told.why else ""
         said = ("clients are refused" if refused else "clients wait") + (f" ({why})" if why else "")
-    count = len(door.notes.waiting)
+    count = len(one.waiting)
     return f"{said}; {words.number(count, 'client')} waiting" if count else said
 
 

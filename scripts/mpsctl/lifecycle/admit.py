@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from mpsctl.adapters import pipe, procfs, without_door
-from mpsctl.model.checked_values import REFUSE
 from mpsctl.model.instance import Instance
-from mpsctl.store import admission, configuration, drains
+from mpsctl.store import admission, drains
 from mpsctl.store.admission import CLOSED, OPEN, WAITING, Admission, ServedDaemon
+from mpsctl.store.desired_admission import desired_admission
 from mpsctl.store.world import World
 
 _REFUSE_ALL_S = 3
@@ -30,7 +30,7 @@ def wait_for_start(world: World, instance: Instance) -> None:
 
     :raises BadValue: if the host does not have the group that may connect.
     """
-    _write(world, instance.name, _drained(world, instance) or _said(instance, WAITING, _STARTS))
+    _write(world, instance.name, _drained(world, instance) or desired_admission(instance, WAITING, _STARTS))
 
 
 def let_in(world: World, instance: Instance, daemon: ServedDaemon, devices: Sequence[str]) -> Optional[drains.Drain]:
@@ -41,9 +41,7 @@ def let_in(world: World, instance: Instance, daemon: ServedDaemon, devices: Sequ
 
     :raises BadValue: if the host does not have the group that may connect, or a user who has a share.
     """
-    found = _said(instance, OPEN, "", daemon)
-    if instance.limit_bypass == REFUSE:
-        found = replace(found, judged_devices=tuple(devices))
+    found = desired_admission(instance, OPEN, "", daemon, devices)
     if drains.read(world, instance.name) is None:
         _write(world, instance.name, found)
     drained = drains.read(world, instance.name)
@@ -143,23 +141,11 @@ def _without_door(world: World, name: str, daemon: Optional[ServedDaemon]) -> Op
     return None if (directory / pipe.PUBLIC_NAME).is_symlink() else directory  # a link: the front door stands again
 
 
-def _said(instance: Instance, state: str, why: str, daemon: Optional[ServedDaemon] = None) -> Admission:
-    return Admission(
-        state,
-        why,
-        daemon,
-        instance.client_wait_s,
-        configuration.gid_of(instance),
-        multi_user=instance.multi_user,
-        room=configuration.room_of(instance),
-    )
-
-
 def _drained(world: World, instance: Instance, daemon: Optional[ServedDaemon] = None) -> Optional[Admission]:
     found = drains.read(world, instance.name)
     if found is None:
         return None
-    return _said(instance, CLOSED if found.refuse else WAITING, _told(found), daemon)
+    return desired_admission(instance, CLOSED if found.refuse else WAITING, _told(found), daemon)
 
 
 def _told(drained: Optional[drains.Drain]) -> str:

@@ -24,7 +24,6 @@ from mpsctl.model import daemon_environment, foreign
 from mpsctl.model.daemon_environment import DaemonEnvironment
 from mpsctl.model.errors import BadValue, NotInForce, NotReady
 from mpsctl.model.instance import Instance
-from mpsctl.model.shares import Room
 from mpsctl.store import admission, configuration, last_good, open_log, record, server_log
 from mpsctl.store.admission import Admission, ServedDaemon
 from mpsctl.store.desired_values import Desired, DesiredValue, memory_of, values
@@ -131,15 +130,8 @@ def _who_may_connect(instance: Instance, before: Optional[Admission], now: Optio
     if before.gid != now.gid:
         changes.append(f"who may connect: {f'the group {instance.group}' if instance.group else 'everyone'}")
     if before.room != now.room:
-        changes.append(f"how many clients at once: {_told_room(before.room)} -> {_told_room(now.room)}")
+        changes.append(f"how many clients at once: {before.room or 'not held'} -> {now.room or 'not held'}")
     return changes
-
-
-def _told_room(room: Optional[Room]) -> str:
-    if room is None:
-        return "not held"
-    told = [*([str(room.clients)] if room.clients is not None else []), *map(str, room.shares)]
-    return f"{', '.join(told)}, the next one {'is refused' if room.refuse else 'waits'}"
 
 
 def _main_pid(world: World, instance: Instance) -> int:

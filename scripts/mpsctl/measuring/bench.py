@@ -143,13 +143,21 @@ def _series_of_mps(one: _Bench) -> list[Series]:
 
 
 def _processes(one: _Bench) -> list[int]:
-    """The numbers of processes, in rising order: those given, or the usual ones that the GPU takes.
+    """The numbers of processes, in rising order: those given, or the usual ones that GPU and front door take.
 
-    :raises BadValue: for more than the driver's cap, or than fit into what memory is free.
+    :raises BadValue: for more than the driver's cap, than fit into what memory is free, or than the front door lets in.
     """
     given, nvml, device = sorted(set(one.request.processes)), one.comparison.nvml, one.comparison.device
+    free = one.comparison.free_places
+    if free is not None and given and given[-1] > free:
+        raise BadValue(
+            f"{given[-1]} processes through {one.comparison.served_by}",
+            f"at most {free}, as many as its front door has places free",
+            "lower --processes, or raise mps_expected_clients or the share in mps_shares",
+        )
+    usual = [count for count in USUAL_PROCESSES if free is None or count <= free]
     if device is None or nvml is None:
-        return given or list(USUAL_PROCESSES)
+        return given or usual
     driver = nvml.driver_version()
     card = fitting.kind_of(device, driver)
     costs = measured.costs_of(one.comparison.world, card.name, driver, max(one.request.threads, default=None))
@@ -164,7 +172,7 @@ def _processes(one: _Bench) -> list[int]:
             f"at most {most} (the driver's cap is {fit.cap_of(card)} clients, and {free_mib} MiB are free)",
             "lower --processes",
         )
-    found = given or [count for count in USUAL_PROCESSES if count <= most]
+    found = given or [count for count in usual if count <= most]
     if not found:
         raise NotReady(f"{free_mib} MiB are free, and one process needs {each_mib} MiB: wait until more is free")
     return found
@@ -209,8 +217,12 @@ def _json(data: Mapping[str, Any]) -> str:
 def _calibrate(one: _Bench, series: Series) -> None:
     """How much work takes the kind's time on this GPU: found once, and the same for every process after it."""
     plain = replace(series, thread_percentage=None, limit_mib=None)
+    began_s = one.comparison.world.now_s()
     with WorkerPool(_commands(one, 1), _environment(one, plain), one.stop) as pool:
-        ready = pool.hear(_READY_S)[0]
+        try:
+            ready = pool.hear(_READY_S)[0]
+        except Failed as error:
+            raise Failed(f"{error}{comparison.refusal(one.comparison, began_s) if series.mps else ''}") from None
     if not ready["right"]:
         raise NotReady("a kernel's result is wrong on this GPU: no figure would mean anything")
     one.loops, one.multiprocessors = ready["loops"], ready["multiprocessors"]
@@ -219,6 +231,7 @@ def _calibrate(one: _Bench, series: Series) -> None:
 def _run_all(one: _Bench, steps: Sequence[Step], progress: Callable[[int, Report], None]) -> None:
     failed: set[tuple[Series, int]] = set()
     for number, step in enumerate(steps, 1):
+        began_s = one.comparison.world.now_s()
         if (step.series, step.processes) in failed:
             one.report.runs.append(Run(step, problem="left out, as it failed in an earlier round"))
         else:
@@ -226,7 +239,8 @@ def _run_all(one: _Bench, steps: Sequence[Step], progress: Callable[[int, Report
                 one.report.runs.append(_run(one, step))
             except Failed as error:
                 failed.add((step.series, step.processes))
-                one.report.runs.append(Run(step, problem=str(error)))
+                refused = comparison.refusal(one.comparison, began_s) if step.series.mps else ""
+                one.report.runs.append(Run(step, problem=f"{error}{refused}"))
         progress(number, one.report)
 
 

@@ -19,7 +19,7 @@ from mpsctl.adapters.control_daemon import Daemon
 from mpsctl.adapters.nvml import Nvml
 from mpsctl.adapters.stop_request import Stop
 from mpsctl.adapters.worker_pool import Stopped
-from mpsctl.checks import probe_client
+from mpsctl.checks import free_places, probe_client
 from mpsctl.measuring import idle_gpu
 from mpsctl.measuring.bench_results import Series
 from mpsctl.model import client_variable, run_environment
@@ -30,10 +30,11 @@ from mpsctl.model.instance import Instance
 from mpsctl.model.mps_variables import THREADS
 from mpsctl.model.quantity import Quantity
 from mpsctl.model.run_environment import Lower
-from mpsctl.store import admission, configuration
+from mpsctl.store import admission, configuration, door_journal
 from mpsctl.store.world import World
 
 _SETTLE_S = 5
+_SPARE_S = 1.0
 _NO_DAEMON = "run/mps-fleet/no-such-daemon"
 
 
@@ -42,7 +43,8 @@ class Comparison:
     """Where the processes run. ``device`` and ``nvml`` are None on a host whose NVML does not answer.
 
     ``notes`` gets lines for people; ``uid`` is the user as whom an instance's clients come, None for our own, and
-    ``gid`` the group whose members alone may.
+    ``gid`` the group whose members alone may. ``free_places`` is how many its front door lets in, None for as many as
+    come.
     """
 
     world: World
@@ -59,16 +61,24 @@ class Comparison:
     daemon: Optional[Daemon] = None
     uid: Optional[int] = None
     gid: Optional[int] = None
+    free_places: Optional[int] = None
 
 
 def find(
-    one: Comparison, instance: Optional[str], gpu: Optional[str], purpose: str, stack: ExitStack, blind: bool = False
+    one: Comparison,
+    instance: Optional[str],
+    gpu: Optional[str],
+    purpose: str,
+    stack: ExitStack,
+    blind: bool = False,
+    clients: int = 1,
 ) -> None:
     """Find the GPU and the daemon, one of our own for ``purpose`` until ``stack`` is closed where no instance serves.
 
-    ``blind`` is whether work is possible without NVML, if forced.
+    ``blind`` is whether work is possible without NVML, if forced; ``clients`` how many there are at once at least.
 
-    :raises NotReady: if the GPU is busy (``force`` overrides), nothing may use it, or NVML does not answer.
+    :raises NotReady: if the GPU is busy (``force`` overrides), nothing may use it, NVML does not answer, or the
+        instance's front door has no place for the clients.
     """
     try:
         one.nvml = stack.enter_context(one.world.nvml())
@@ -83,6 +93,13 @@ def find(
     elif instance is not None:
         one.instance = configuration.load(one.world, instance)
         _through_instance(one, one.instance)
+    if one.instance is not None:
+        no_place = free_places.why_none(one.world, one.instance, one.uid, clients)
+        if no_place is not None:
+            raise NotReady(
+                f"not tried: {no_place}; try again when clients of the instance {one.instance.name} have ended"
+            )
+        one.free_places = free_places.number(one.world, one.instance, one.uid)
 
 
 def both(one: Comparison, shared: Sequence[Series]) -> list[Series]:
@@ -164,6 +181,18 @@ def environment(one: Comparison, base: Mapping[str, str], series: Series) -> dic
     if series.limit_mib is not None:
         kept[client_variable.VARIABLE] = client_variable.render({0: series.limit_mib})
     return kept
+
+
+def refusal(one: Comparison, since_s: float) -> str:
+    """What the front door last said of a client that it refused since then, as a part of a line; empty where it refused
+    nobody, or the journal may not be read."""
+    if one.instance is None:
+        return ""
+    try:
+        found = door_journal.refusals(one.world, one.instance.name, one.world.now_s() - since_s + _SPARE_S)
+    except NotReady:
+        return ""
+    return f"; the front door refused (CUDA error 805): {found[-1].line}" if found else ""
 
 
 def settle(one: Comparison, stop: Stop) -> None:

@@ -146,6 +146,9 @@ def refuse(request: Request) -> None:
         raise BadValue("--cpu with nccl", "gloo alone: NCCL needs a GPU", "leave nccl out")
 
 
+_RANKS = 2
+
+
 def _prepare(one: _Loopback, stack: ExitStack) -> list[Series]:
     request, report, place = one.request, one.report, one.place
     if request.cpu:
@@ -153,7 +156,7 @@ def _prepare(one: _Loopback, stack: ExitStack) -> list[Series]:
             "no GPU was used: this tries the rendezvous, the storm and the failure cases, and nothing of MPS"
         )
         return [Series(mps=False)]
-    comparison.find(place, request.instance, request.gpu, "loopback", stack)
+    comparison.find(place, request.instance, request.gpu, "loopback", stack, clients=_RANKS)
     device = place.device
     assert device is not None
     report.gpu, report.driver, report.served_by = place.gpu, place.driver, place.served_by

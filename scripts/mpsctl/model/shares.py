@@ -184,6 +184,10 @@ class Room:
     shares: Shares = Shares()
     refuse: bool = False
 
+    def __str__(self) -> str:
+        told = [*([str(self.clients)] if self.clients is not None else []), *map(str, self.shares)]
+        return f"{', '.join(told)}, the next one {'is refused' if self.refuse else 'waits'}"
+
 
 @dataclass(frozen=True)
 class Whose:
@@ -197,6 +201,9 @@ class Whose:
 
 ALL = "clients"
 """What everybody counts in."""
+ARRIVING_S, PLACE_HOLDS_S = 5.0, 120.0
+"""A process that was let in has its place, listed or not, for the first of these; for the second where it was never
+listed: it may load its data before it makes a context, and has no context without that."""
 
 
 def places(room: Room, whose: Whose) -> Iterator[tuple[str, int]]:

@@ -18,14 +18,17 @@ from mpsctl.model.errors import MpsctlError, one_line
 from mpsctl.model.gpu import Device
 from mpsctl.model.instance import Instance
 from mpsctl.model.pattern import Pattern
-from mpsctl.observe import reachability
+from mpsctl.observe import front_door, reachability
+from mpsctl.observe.door_facts import Waiting
 from mpsctl.observe.process_facts import Obstacle
-from mpsctl.store import admission, front_door_notes
+from mpsctl.store import admission, door_journal, front_door_notes
+from mpsctl.store.door_journal import Refusal
 from mpsctl.store.world import World
 
 _LIBRARY = "libcuda.so"
 _NAMED_IN_LOG = Pattern(r"Client \{PID: (\d+),|NEW CLIENT (\d+) from user")
 _JOURNAL_LINES = 200
+_SPARE_S = 1.0
 
 
 @dataclass
@@ -45,6 +48,11 @@ class Watch:
     opened_cuda: set[int] = field(default_factory=set)
     own_variables: dict[int, Obstacle] = field(default_factory=dict)
     daemon_problem: Optional[str] = None
+    waited: Optional[Waiting] = None
+    began_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.began_s = self.world.now_s()
 
     @property
     def public(self) -> Path:
@@ -79,6 +87,7 @@ class Watch:
     def _ask_daemon(self) -> None:
         """Or the front door, which wrote down whom it let in, where only root comes to the daemon."""
         places, name = self.world.places, self.instance.name
+        self.waits()
         self._found("the front door", (one.pid for one in front_door_notes.read(places, name).let_in))
         told = admission.read(places, name)
         served = Path(told.daemon.pipe_directory) if told is not None and told.daemon else None
@@ -100,6 +109,23 @@ class Watch:
         for pid in clients:
             if pid in self.pids and self.client is None:
                 self.client, self.seen_by = pid, seen_by
+
+    def waits(self) -> bool:
+        """Whether one of them waits before the front door; ``waited`` is the last that did."""
+        places, name = self.world.places, self.instance.name
+        found = front_door.at_door(front_door_notes.read(places, name), (), self.world.now_s())
+        mine = next((one for one in found if one.pid in self.pids), None)
+        self.waited = mine or self.waited
+        return mine is not None
+
+    def refusal(self) -> Optional[Refusal]:
+        """The last one of theirs that the front door refused; None where none was, or the journal may not be read."""
+        age_s = self.world.now_s() - self.began_s
+        try:
+            found = door_journal.refusals(self.world, self.instance.name, age_s + _SPARE_S)
+        except MpsctlError:
+            return None
+        return next((one for one in reversed(found) if one.pid in self.pids), None)
 
     def look_back(self) -> bool:
         """After the end: a client that lived shorter than our looks stands in the journal, where that may be read."""

@@ -1,4 +1,4 @@
-"""A unit as systemd shows it, and the front door of an instance, as typed facts."""
+"""A unit as systemd shows it, the front door of an instance, who waits and who has which place, as typed facts."""
 
 from __future__ import annotations
 
@@ -51,6 +51,10 @@ class DoorFacts:
     service: UnitFacts = UnitFacts("")
     listens: bool = True
     """whether the socket is open: systemd closes it under an active unit that somebody masked (systemd 252)"""
+    amiss: tuple[str, ...] = ()
+    """the fields of ``admission`` that say something else than is desired"""
+    desired: Optional[Admission] = None
+    """what it is to be told in the state that it was told; None where that is not known"""
 
     @property
     def stands(self) -> bool:
@@ -68,3 +72,66 @@ class DoorFacts:
         """The daemon's own directory, as the door was told."""
         told = self.admission
         return Path(told.daemon.pipe_directory) if told is not None and told.daemon is not None else None
+
+
+PENDING, ANOTHER_USER = "pending", "another-user"
+"""What one waits for: in the daemon's own list, and the front door's word for another user's clients. The door's other
+words are read in ``checks/waits.py``."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A client that waits and lives, before the front door or in the daemon's pending list.
+
+    ``why`` is what for, as a word, and ``place`` which place is taken where it is for one. ``behind`` are the users
+    whose clients are served, or came first, where it waits for those. ``waited_s`` is None where it is not told.
+    """
+
+    pid: int
+    uid: int
+    command: str
+    user: Optional[str] = None
+    unit: Optional[str] = None
+    container: Optional[str] = None
+    why: str = PENDING
+    place: str = ""
+    behind: tuple[int, ...] = ()
+    waited_s: Optional[float] = None
+
+    @property
+    def at_door(self) -> bool:
+        return self.why != PENDING
+
+
+@dataclass(frozen=True)
+class Place:
+    """How many clients count in a place, named as in ``shares.places``, and how many it takes. ``pids`` are those that
+    do, None where nobody knows, and ``waiting`` how many wait for it."""
+
+    name: str
+    most: int
+    pids: Optional[tuple[int, ...]]
+    waiting: int = 0
+
+    @property
+    def has(self) -> Optional[int]:
+        return None if self.pids is None else len(self.pids)
+
+    @property
+    def full(self) -> bool:
+        return self.has is not None and self.has >= self.most
+
+    @property
+    def above(self) -> bool:
+        """Whether more are in than it takes: it was lowered under them, and nobody is ended for that."""
+        return self.has is not None and self.has > self.most
+
+
+@dataclass(frozen=True)
+class RoomFacts:
+    """The places that the front door holds; who finds none waits, or is refused at once (``refuse``). Where its notes
+    are not ``whole``, somebody may have been let in who is not counted."""
+
+    places: tuple[Place, ...]
+    refuse: bool
+    whole: bool = True

@@ -14,7 +14,7 @@ from mpsctl.model.errors import BadValue, MpsctlError
 from mpsctl.model.fit import Card
 from mpsctl.model.gpu import Device, Gpu, Load
 from mpsctl.model.instance import Instance
-from mpsctl.observe.door_facts import DoorFacts, UnitFacts
+from mpsctl.observe.door_facts import DoorFacts, RoomFacts, UnitFacts, Waiting
 from mpsctl.observe.process_facts import GpuProcess, Obstacle
 from mpsctl.store.desired_values import DesiredValue
 from mpsctl.store.drains import Drain
@@ -267,15 +267,6 @@ class Answer:
         return tuple(one.pid for one in self.held_by)
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """A client in the daemon's pending list whose process lives."""
-
-    pid: int
-    uid: int
-    command: str
-
-
 @dataclass
 class InstanceFacts:
     """One instance as found. ``desired`` is None where its file is refused (``refused`` says why).
@@ -305,6 +296,8 @@ class InstanceFacts:
     main: Optional[MainProcess] = None
     group_id: Optional[int] = None
     group_refused: Optional[BadValue] = None
+    room_refused: Optional[BadValue] = None
+    """why the shares are not what the host can hold: a user that it does not have"""
     missing_files: Optional[tuple[str, ...]] = None
     """files that its daemon made and that are gone; None: the directory cannot be read"""
     directory_closed: Optional[bool] = None
@@ -327,6 +320,9 @@ class InstanceFacts:
     log_trusted: Optional[bool] = None
     """whether only the daemon and its servers can have written its log; None: not told"""
     waiting: list[Waiting] = field(default_factory=list)
+    """before the front door and in the daemon's pending list, the longest first"""
+    room: Optional[RoomFacts] = None
+    """how many clients are in and may be; None where the front door holds no number"""
     processes: dict[str, list[GpuProcess]] = field(default_factory=dict)
     cards: dict[str, Card] = field(default_factory=dict)
     """what is known of each device, by UUID, for the arithmetic of what fits; without those whose memory is not told"""

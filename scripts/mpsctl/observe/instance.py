@@ -15,9 +15,9 @@ from mpsctl.model import daemon_environment
 from mpsctl.model.errors import BadValue, MpsctlError, one_line
 from mpsctl.model.instance import Instance
 from mpsctl.model.names import DOOR_PREFIX
-from mpsctl.observe import daemons, facts, gpu_processes, process_facts, reachability, servers, units
+from mpsctl.observe import daemons, facts, front_door, gpu_processes, process_facts, reachability, room, servers, units
 from mpsctl.observe.daemons import MpsProcesses
-from mpsctl.observe.door_facts import DoorFacts, UnitFacts
+from mpsctl.observe.door_facts import UnitFacts
 from mpsctl.observe.facts import (
     NO_ANSWER,
     NO_RIGHT,
@@ -27,16 +27,13 @@ from mpsctl.observe.facts import (
     MainProcess,
     SessionHolder,
     Unread,
-    Waiting,
 )
 from mpsctl.observe.reachability import User
 from mpsctl.store import (
-    admission,
     configuration,
     desired_values,
     drains,
     fitting,
-    front_door_notes,
     measured,
     open_log,
     record,
@@ -101,7 +98,7 @@ def look(
     if unit.main_pid:
         found.main = main_process(unit.main_pid)
     public = Path(desired.pipe_directory)
-    found.door = _door(world, desired, *door)
+    found.door = front_door.look(world, desired, *door, found)
     jammed = found.door.notes.jammed
     found.jammed = jammed is not None and found.pid == jammed.daemon_pid and _is(found.pid, jammed.daemon_started_at)
     someone_there = found.door.stands or found.door.daemon_stands
@@ -120,7 +117,8 @@ def look(
     else:
         _read_journal(found, journal)
     _look_at_costs(world, found, around.gpus)
-    _look_at_waiting(found)
+    found.waiting = front_door.waiting(found, world.now_s())
+    found.room = room.of_instance(found, world.now_s())
     _look_at_processes(world, found, public, around)
     return found
 
@@ -128,20 +126,6 @@ def look(
 def _is(pid: int, started_at: int) -> bool:
     """Whether this very process lives."""
     return procfs.started_at(pid) == started_at
-
-
-def _door(world: World, desired: Instance, unit: UnitFacts, service: UnitFacts) -> DoorFacts:
-    places, name = world.places, desired.name
-    public = unit.listens_on.parent if unit.active and unit.listens_on is not None else Path(desired.pipe_directory)
-    return DoorFacts(
-        unit,
-        pipe.leads_to_door(public),
-        admission.read(places, name),
-        without_door.has_sockets(public),
-        front_door_notes.read(places, name),
-        service,
-        pipe.somebody_listens(public),
-    )
 
 
 def _look_at_devices(found: InstanceFacts, desired: Instance, gpus: GpuFacts) -> None:
@@ -171,11 +155,15 @@ def main_process(pid: int) -> MainProcess:
 def _look_at_directory(
     world: World, found: InstanceFacts, desired: Instance, public: Path, private: Optional[Path]
 ) -> None:
-    """Whether the daemon's files are there, and whether those that may connect get to them."""
+    """Whether the host has those that may connect, and they get to the daemon's files, and whether these are there."""
     try:
         found.group_id = configuration.gid_of(desired)
     except BadValue as error:
         found.group_refused = error
+    try:
+        configuration.room_of(desired)
+    except BadValue as error:
+        found.room_refused = error
     user = _who_connects(desired, found.group_id)
     found.server_user_unknown = user is None
     found.connects_as = str(user or "")
@@ -321,12 +309,6 @@ def _look_at_costs(world: World, found: InstanceFacts, gpus: GpuFacts) -> None:
             card = fitting.card(device, gpus.driver)
             found.cards[device.uuid] = card
             found.costs[device.uuid] = measured.costs_of(world, card.name, gpus.driver, percentage)
-
-
-def _look_at_waiting(found: InstanceFacts) -> None:
-    found.waiting = [
-        Waiting(pid, uid, procfs.command(pid)) for pid, uid in found.log.waiting.items() if procfs.alive(pid)
-    ]
 
 
 def _look_at_processes(world: World, found: InstanceFacts, public: Path, around: Surroundings) -> None:

@@ -10,7 +10,7 @@ from mpsctl.model.errors import BadValue
 from mpsctl.model.foreign import line, shown
 from mpsctl.model.gpu import Device
 from mpsctl.model.quantity import Quantity
-from mpsctl.observe.door_facts import UnitFacts
+from mpsctl.observe.door_facts import Place, UnitFacts
 from mpsctl.observe.facts import Answer, GpuFacts, InstanceFacts, Value
 from mpsctl.observe.process_facts import GpuProcess
 
@@ -22,6 +22,7 @@ _MOST = 100
 _ADDED: Mapping[type, tuple[str, ...]] = {
     InstanceFacts: ("active", "serves", "clients_unknown", "unresponsive"),
     UnitFacts: ("active",),
+    Place: ("has",),
     Answer: ("holders",),
     Device: ("uuid", "memory_mib"),
     Value: ("in_force",),

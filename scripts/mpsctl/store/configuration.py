@@ -16,7 +16,7 @@ from mpsctl.model.gpu import Device, Gpu
 from mpsctl.model.instance import Instance
 from mpsctl.model.instance_file import parse_conf
 from mpsctl.model.settings import VARIABLES
-from mpsctl.model.shares import USER, Room, Share, Shares
+from mpsctl.model.shares import USER, Room, Share, check_shares
 from mpsctl.store.world import World
 
 _SUFFIX = ".conf"
@@ -96,13 +96,13 @@ def room_of(instance: Instance) -> Optional[Room]:
         if known.key in found:
             raise _refused("Shares", f"{share} and {found[known.key]}, one user", "each share once", "remove one")
         found[known.key] = known
-    return replace(room, shares=Shares(tuple(found.values())))
+    return replace(room, shares=check_shares(" ".join(map(str, found.values()))))  # in the order of their text
 
 
 def _uid(user: str) -> int:
     uid = procfs.uid_of(user)
     if uid is None:
-        raise _refused("Shares", f"the user {user!r}", "a user of this host", "make it, or name another")
+        raise _refused("Shares", f"a share of the user {user!r}", "a user of this host", "make it, or name another")
     return uid
 
 

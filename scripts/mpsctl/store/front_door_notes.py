@@ -59,6 +59,11 @@ class LetIn:
     def server_lives(self) -> bool:
         return procfs.lives(self.server_pid, self.server_started_at)
 
+    def is_of(self, daemon_pid: int, daemon_started_at: int) -> bool:
+        """Whether it was this very daemon: an earlier process may have had its pid, but not in this one's life."""
+        began_s = (daemon_started_at - 1) / os.sysconf("SC_CLK_TCK")
+        return self.daemon_pid == daemon_pid and self.at_s >= began_s
+
 
 @dataclass(frozen=True)
 class Jammed:

@@ -409,8 +409,9 @@ class Unit:
 class FakeSystemd:
     """systemd: ``units`` by name, ``acts`` in the order in which they were asked for, ``jobs`` by unit.
 
-    ``journals`` holds the lines of each start by its invocation id; ``late`` lines come only once settled.
-    ``boot`` is what systemd itself said since boot, None where that may not be read.
+    ``entries`` are those of the journal with all their fields, ``journals`` the lines of each start by its invocation
+    id; ``late`` lines come only once settled. ``boot`` is what systemd itself said since boot, None where that may not
+    be read.
     """
 
     def __init__(self) -> None:
@@ -419,6 +420,7 @@ class FakeSystemd:
         self.jobs: dict[str, str] = {}
         self.fails: dict[str, str] = {}
         self.journals: dict[str, list[str]] = {}
+        self.entries: list[dict[str, str]] = []
         self.boot: Optional[list[str]] = []
         self.kernel: list[str] = []
         self.late = 0
@@ -494,6 +496,13 @@ class FakeSystemd:
 
     def kernel_log(self, lines: int) -> list[str]:
         return self.kernel[-lines:]
+
+    def journal_entries(
+        self, wanted: Mapping[str, str], fields: Sequence[str], last_s: float, most: int
+    ) -> list[dict[str, str]]:
+        self.read_back_s.append(last_s)
+        found = [one for one in self.entries if all(one.get(name) == value for name, value in wanted.items())]
+        return [{name: one[name] for name in fields if name in one} for one in found[-most:]]
 
     def journal_of_start(self, invocation: str, wanted: str, settled: bool = False) -> list[str]:
         self.journal_reads += 1

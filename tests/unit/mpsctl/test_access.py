@@ -14,7 +14,7 @@ from mpsctl.adapters import procfs
 from mpsctl.checks.judgement import STATUS
 from mpsctl.lifecycle import apply, prepare
 from mpsctl.model.errors import BadValue
-from mpsctl.model.finding import RELOAD, RESTART
+from mpsctl.model.finding import CRITICAL, RELOAD, RESTART
 from mpsctl.store import admission
 
 GID = 4242
@@ -56,9 +56,9 @@ def test_another_choice_is_taken_by_a_reload_and_shown_before(host: Host) -> Non
     host.desired(Group="mps")
     before = judge(host, "0", verb=STATUS)
     assert before.mends("0") & {RELOAD, RESTART} == {RELOAD}
-    assert before.check("0", "pipe-directory-access").found.startswith(
-        "who may connect is not in the desired state (the group mps)"
-    )
+    told = before.check("0", "front-door")
+    assert (told.level, told.mends, told.facts) == (CRITICAL, RELOAD, {"gid": "everyone"})
+    assert "was told everyone, desired the group mps" in told.found
     assert apply.apply(host.world, "0", daemon.pid) == ["who may connect: the group mps"]
     assert who_may(host) == GID
     host.desired()

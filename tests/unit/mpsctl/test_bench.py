@@ -19,7 +19,7 @@ from fakes import Host, Temporary, h200, uuid
 from mpsctl.adapters import cuda, cuda_work, procfs, worker_pool
 from mpsctl.adapters.stop_request import Stop
 from mpsctl.cli import main as command_line
-from mpsctl.measuring import bench
+from mpsctl.measuring import bench, loopback
 from mpsctl.measuring.bench import Request
 from mpsctl.measuring.bench_results import Report
 from mpsctl.model.errors import BadValue, NotReady
@@ -134,6 +134,44 @@ def test_through_an_instance_nothing_but_clients_is_started(gpu: Host) -> None:
     assert report.daemon == "instance 0"
     with pytest.raises(BadValue, match="at most the 4096 MiB"):
         sweep(gpu, gpu=None, instance="0", memory=[parse("5G")])
+
+
+@pytest.mark.parametrize("values", [{"ExpectedClients": 2}, {"Shares": "each-user=2"}, {"Shares": "user:root=2"}])
+def test_no_more_processes_than_the_front_door_has_places_for(gpu: Host, values: dict[str, object]) -> None:
+    gpu.desired("0", OverExpected="wait", **values)
+    gpu.start()
+    with pytest.raises(BadValue, match="at most 2, as many as its front door has places free"):
+        sweep(gpu, gpu=None, instance="0", processes=[1, 3])
+    report, _ = sweep(gpu, gpu=None, instance="0", processes=[])
+    good(report)
+    assert {run.step.processes for run in report.runs} == {1, 2}
+
+
+def test_where_no_place_is_free_nothing_is_begun(gpu: Host) -> None:
+    gpu.desired(OverExpected="wait", Shares="user:root=0")
+    gpu.start()
+    with pytest.raises(NotReady, match="not tried: no place is free"):
+        sweep(gpu, gpu=None, instance="0")
+
+
+def test_nor_where_there_is_none_for_the_second_rank(gpu: Host) -> None:
+    gpu.desired(OverExpected="wait", ExpectedClients=1)
+    gpu.start()
+    request = loopback.Request(instance="0", python=sys.executable)
+    with pytest.raises(NotReady, match="not tried: 2 places are not free"):
+        loopback.loopback(gpu.world, request, Stop(), lambda line, report: None)
+
+
+def test_what_the_front_door_refused_is_said_with_the_error(
+    gpu: Host, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu.desired(ComputeMode="exclusive_process")
+    gpu.start()
+    monkeypatch.setattr(cuda, "BARE_ENVIRONMENT", {**cuda.BARE_ENVIRONMENT, "FAIL": "805"})
+    entry = {"MPS_INSTANCE": "0", "MPS_EVENT": "refused", "MPS_REASON": "over-expected", "MESSAGE": "0: one too many"}
+    gpu.systemd.entries.append({"_SYSTEMD_UNIT": "mps-front-door@0.service", **entry})
+    with pytest.raises(NotReady, match=r"returned 805 .*; the front door refused \(CUDA error 805\): one too many"):
+        sweep(gpu, gpu=None, instance="0")
 
 
 def test_an_exclusive_gpu_has_no_time_sliced_side_and_keeps_its_mode(gpu: Host) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
@@ -21,8 +22,10 @@ from mpsctl.model.finding import CRITICAL, OK, UNKNOWN, WARNING
 from mpsctl.model.names import HEALTH as HEALTH_SERVICE
 from mpsctl.model.names import TIMER, door_service, door_unit
 from mpsctl.model.places import FINGERPRINT
+from mpsctl.model.shares import Room
 from mpsctl.observe.host import look
-from mpsctl.store import admission, drains, saved_compute_modes
+from mpsctl.store import admission, drains, front_door_notes, saved_compute_modes
+from mpsctl.store.front_door_notes import Notes, Waits
 from shell import Shell
 
 VERBS = (STATUS, VERIFY, HEALTH)
@@ -180,6 +183,97 @@ def waits_behind_another_user(host: Host) -> None:
     pid = cuda(host, {})
     host.processes[pid].uid = 2000
     daemon(host).write("Control", daemon(host).pid, f"NEW CLIENT {pid} from user 2000: Server is busy, pending list")
+
+
+def _again(host: Host, **values: object) -> None:
+    """Another desired state, by a reload."""
+    host.desired(
+        "0",
+        DeviceMemoryLimit="4G",
+        ActiveThreadPercentage=50,
+        ClientPriority=1,
+        ComputeMode="exclusive_process",
+        **values,
+    )
+    assert host.systemd.act("reload", [UNIT]) is None
+
+
+def _waits(host: Host, why: str, ago_s: float, place: str = "") -> None:
+    """A client waits before the front door, as that notes it."""
+    pid = cuda(host, {})
+    host.clock.pass_by(60)
+    host.systemd.unit(door_service("0")).active_state = "active"
+    waits = Waits(pid, 1000, host.clock.now_s - ago_s, why, place)
+    front_door_notes.write(host.places, "0", Notes((waits,)))
+
+
+def waits_at_the_door_behind_another_user(host: Host) -> None:
+    _waits(host, "another-user", 10)
+
+
+def waits_a_moment_for_its_server(host: Host) -> None:
+    _waits(host, "server-starting", 1)
+
+
+def waits_at_a_server_in_fault(host: Host) -> None:
+    server_in_fault(host)
+    _waits(host, "server-fault", 10)
+
+
+def full_with_one_waiting(host: Host) -> None:
+    _again(host, OverExpected="wait", ExpectedClients=1)
+    _waits(host, "no-place", 10, "clients")
+
+
+def full(host: Host) -> None:
+    _again(host, OverExpected="wait", ExpectedClients=1)
+
+
+def share_full_with_one_waiting(host: Host) -> None:
+    (client,) = daemon(host).servers[SERVER].clients
+    host.processes[client].group = "/system.slice/api.service"
+    _again(host, OverExpected="wait", Shares="unit:api.service=1")
+    _waits(host, "no-place", 10, "unit:api.service")
+
+
+def number_lowered_under_clients(host: Host) -> None:
+    connect(host, daemon(host))
+    _again(host, OverExpected="refuse", ExpectedClients=1)
+
+
+def share_lowered_under_clients(host: Host) -> None:
+    connect(host, daemon(host))
+    _again(host, OverExpected="wait", Shares="each-user=1")
+
+
+def limit_bypass_refused(host: Host) -> None:
+    _again(host, LimitBypass="refuse")
+    entry = {"MPS_INSTANCE": "0", "MPS_EVENT": "refused", "MPS_REASON": "limit-bypass", "MESSAGE": "0: refused"}
+    host.systemd.entries.append({"_SYSTEMD_UNIT": "mps-front-door@0.service", **entry})
+
+
+def limit_bypass_not_judged(host: Host) -> None:
+    _again(host, LimitBypass="refuse")
+    _tell(host, judged_devices=())
+
+
+def told_another_room(host: Host) -> None:
+    _tell(host, room=Room(3))
+
+
+def told_another_wait(host: Host) -> None:
+    _tell(host, wait_s=5)
+
+
+def _tell(host: Host, **other: Any) -> None:
+    told = admission.read(host.places, "0")
+    assert told is not None
+    admission.write(host.places, "0", replace(told, **other))
+
+
+def share_of_nobody(host: Host) -> None:
+    with pytest.raises(AssertionError, match="no-such-user"):
+        _again(host, OverExpected="wait", Shares="user:no-such-user=1")
 
 
 def gpu_vanished(host: Host) -> None:
@@ -375,6 +469,23 @@ FAULTS = {
     "limit used up": Fault(limit_used_up, WARNING, ("client-memory",)),
     "limit raised under a client": Fault(limit_raised_under_a_client, OK, ()),
     "client waits behind another user": Fault(waits_behind_another_user, WARNING, ("waiting-clients",)),
+    "client waits at the door behind another user": Fault(
+        waits_at_the_door_behind_another_user, WARNING, ("waiting-clients",)
+    ),
+    "client waits a moment for its server": Fault(waits_a_moment_for_its_server, OK, ()),
+    "client waits at a server in FAULT": Fault(
+        waits_at_a_server_in_fault, CRITICAL, ("server-state", "waiting-clients")
+    ),
+    "full instance": Fault(full, OK, ()),
+    "full instance with one waiting": Fault(full_with_one_waiting, WARNING, ("waiting-clients",)),
+    "share full with one waiting": Fault(share_full_with_one_waiting, WARNING, ("waiting-clients",)),
+    "number lowered under clients": Fault(number_lowered_under_clients, WARNING, ("client-places",)),
+    "share lowered under clients": Fault(share_lowered_under_clients, WARNING, ("client-places",)),
+    "limit bypass refused": Fault(limit_bypass_refused, OK, ()),
+    "limit bypass not judged at the door": Fault(limit_bypass_not_judged, CRITICAL, ("front-door",)),
+    "door told another room": Fault(told_another_room, CRITICAL, ("front-door",)),
+    "door told another wait": Fault(told_another_wait, WARNING, ("front-door",)),
+    "share of a user the host lacks": Fault(share_of_nobody, CRITICAL, ("configuration",)),
     # GPUs and driver
     "GPU vanished": Fault(gpu_vanished, CRITICAL, ("gpus-present", "gpus-served")),
     "GPU swapped": Fault(gpu_swapped, CRITICAL, ("gpus-served",)),

@@ -17,6 +17,8 @@ from mpsctl.model.errors import MpsctlError
 from mpsctl.model.finding import CRITICAL, OK, UNKNOWN, WARNING, Check
 from mpsctl.model.gpu import Load
 from mpsctl.observe import host as observe
+from mpsctl.store import front_door_notes
+from mpsctl.store.front_door_notes import Notes, Waits
 
 ROOT, NOBODY, SERVER = 0, 65_534, 9001
 
@@ -63,6 +65,10 @@ def look(host: Host, client: FakeClient, allocate: bool = True, timeout_s: float
     world = replace(host.world, cuda=client.client)
     seen = observe.look(world)
     return probe_client.look_at_one(world, seen.instances["0"], allocate, timeout_s)
+
+
+def note(host: Host, *waiting: Waits) -> None:
+    front_door_notes.write(host.places, "0", Notes(waiting))
 
 
 def levels(checks: Sequence[Check]) -> dict[str, str]:
@@ -122,6 +128,100 @@ def test_the_configured_user_where_no_server_runs(host: Host) -> None:
     client = FakeClient()
     look(host, client)
     assert [trial.uid for trial in client.trials] == [2000]
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"ExpectedClients": 2, "OverExpected": "wait"}, "not tried: no place is free (2 of 2 clients)"),
+        ({"ExpectedClients": 2, "OverExpected": "refuse"}, "not tried: no place is free (2 of 2 clients)"),
+        ({"Shares": "user:root=0 user:nobody=0", "OverExpected": "wait"}, "no place is free (share user:0 0 of 0)"),
+        ({"Shares": "unit:ours.slice=2", "OverExpected": "wait"}, "no place is free (share unit:ours.slice 2 of 2)"),
+    ],
+)
+@pytest.mark.parametrize("several", ["yes", "no"])
+def test_it_is_not_tried_where_it_would_wait_for_a_place_or_be_refused(
+    host: Host, values: dict[str, object], says: str, several: str
+) -> None:
+    daemon = start(host, MultiUser=several, **values)
+    daemon.servers.clear()
+    users = [host.client(uid=1000), host.client(uid=1000)]
+    for pid in (*users, host.process("mpsctl", "mpsctl verify", pid=os.getpid())):
+        host.processes[pid].group = "/ours.slice/x.service"
+    serve(host, daemon, ROOT, users)
+    client = FakeClient()
+    checks = look(host, client)
+    assert client.trials == []
+    assert {(check.name, check.level) for check in checks} == {(probe_client.CONNECTS, UNKNOWN)}
+    assert says in checks[0].found
+    daemon.leave(SERVER, users[0])
+    look(host, client)
+    assert bool(client.trials) == ("root=0" not in str(values))
+
+
+def test_nor_where_somebody_waits_for_the_place_that_is_free(host: Host) -> None:
+    daemon = start(host, ExpectedClients=2, OverExpected="wait")
+    serve(host, daemon, ROOT, [host.client(uid=ROOT)])
+    note(host, Waits(host.client(uid=ROOT), ROOT, host.clock.now_s, "no-place", "clients"))
+    client = FakeClient()
+    (check,) = look(host, client)
+    assert (client.trials, check.level) == ([], UNKNOWN)
+    assert "1 of 2 clients, and 1 waits for one" in check.found
+
+
+def test_nor_where_it_would_wait_behind_another_user_who_waits(host: Host) -> None:
+    serve(host, start(host), ROOT)
+    note(host, Waits(host.client(uid=2000), 2000, host.clock.now_s, "another-user"))
+    client = FakeClient()
+    (check,) = look(host, client)
+    assert (client.trials, check.level) == ([], UNKNOWN)
+    assert "user 2000 waits at the front door" in check.found
+
+
+@pytest.mark.parametrize(
+    ("fails", "level"),
+    [
+        (CudaError("cuInit", 805, "CUDA_ERROR_MPS_CONNECTION_FAILED"), UNKNOWN),
+        (TooLate("a CUDA client was not up within 20 s"), UNKNOWN),
+        (CudaError("cuInit", 999, "CUDA_ERROR_UNKNOWN"), CRITICAL),
+    ],
+)
+def test_a_place_that_went_to_somebody_else_meanwhile_is_no_fault(host: Host, fails: MpsctlError, level: str) -> None:
+    daemon = start(host, ExpectedClients=1, OverExpected="wait")
+    serve(host, daemon, ROOT)
+
+    @dataclass
+    class Overtaken(FakeClient):
+        @contextmanager
+        def client(self, environment: Any, timeout_s: float, trial: Optional[Trial] = None) -> Iterator[Seen]:
+            daemon.connect(SERVER, host.client(uid=ROOT))
+            with super().client(environment, timeout_s, trial) as seen:
+                yield seen
+
+    (check,) = look(host, Overtaken(fails=fails))
+    assert check.level == level
+    assert ("no place is free (1 of 1 clients)" in check.found) == (level == UNKNOWN)
+
+
+def test_one_of_ours_that_the_daemon_lists_still_is_waited_for(host: Host) -> None:
+    """In multi-user mode two users are tried in turn."""
+    daemon = start(host, ExpectedClients=1, OverExpected="wait", MultiUser="yes")
+
+    @dataclass
+    class Lingers(FakeClient):
+        @contextmanager
+        def client(self, environment: Any, timeout_s: float, trial: Optional[Trial] = None) -> Iterator[Seen]:
+            (server,) = daemon.servers
+            pid = host.client(uid=ROOT)
+            daemon.connect(server, pid)
+            with super().client(environment, timeout_s, trial) as seen:
+                yield seen
+            host.kill(pid)
+            host.clock.when(0.5, lambda: daemon.leave(server, pid))
+
+    client = Lingers()
+    look(host, client, allocate=False)
+    assert [trial.uid for trial in client.trials] == [None, NOBODY]
 
 
 @pytest.mark.parametrize("more", [{}, {"MultiUser": "yes"}])

@@ -19,7 +19,7 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "not-in-group": Cause(
         "only root and the members of one group may connect to the instance (mps_group), and the user is none of them:"
-        " its client runs without MPS and says nothing",
+        " the front door refuses its client with error 805",
         "make the user a member and start its processes anew, or unset mps_group",
     ),
     "pipe-directory-wrong": Cause(
@@ -90,14 +90,23 @@ CAUSES: Mapping[str, Cause] = {
     ),
     # -- users
     "waiting-behind-another-user": Cause(
-        "the daemon serves one user at a time: a client of another user waits, without an error, until the first user's"
-        " clients have ended",
+        "the daemon serves one user at a time: a client of another user waits until the first user's clients have"
+        " ended, and at the front door gets error 805 after mps_client_wait_s",
         "run both as one user, give each an instance, or set mps_multi_user (one fault then ends all users' clients)",
     ),
     "waiting-for-server": Cause(
         "the client waits for a server of its own user, which is still starting, failed to start, or does not take it"
         " in",
         "look again in a few seconds; if it still waits, `journalctl -u mps-control@INSTANCE` has the server's lines",
+    ),
+    "waiting-for-daemon": Cause(
+        "the client waits before the front door: the daemon is down, starts, gives no answer, or its limits are not in"
+        " force yet. It comes in once they are, or gets error 805 after mps_client_wait_s",
+        "where it takes long, `journalctl -u mps-control@INSTANCE` says what is the matter",
+    ),
+    "waiting-at-front-door": Cause(
+        "the front door has not let the client in yet, for a reason that passes by itself",
+        "look again in a few seconds; `journalctl -u mps-front-door@INSTANCE` says what became of it",
     ),
     "other-user-refused": Cause(
         "the driver refuses this user: with protocol 3 the client's user must be the daemon's (NVIDIA's measurements"
@@ -118,6 +127,16 @@ CAUSES: Mapping[str, Cause] = {
         "the GPU takes no more client contexts: 48 on Volta and newer up to drivers before 590, 60 from then on, 16"
         " before Volta. One process may hold several",
         "run fewer clients, or spread them over more GPUs (mps_expected_clients has the role refuse it beforehand)",
+    ),
+    "no-place": Cause(
+        "the instance, or a share of it, has as many clients as it takes at once (mps_expected_clients, mps_shares)."
+        " One more waits, and gets error 805 after mps_client_wait_s, or at once (mps_over_expected: refuse)",
+        "run fewer clients, or raise the number or the share: `mpsctl status INSTANCE` shows who has which place",
+    ),
+    "more-than-places": Cause(
+        "more clients are in than the front door holds places for: the number or a share was lowered under them."
+        " Nobody is ended for that, and nobody new comes in before enough have ended",
+        "wait until some have ended, or raise mps_expected_clients or the share",
     ),
     "max-connections-raised": Cause(
         "CUDA_DEVICE_MAX_CONNECTIONS above 2 takes more of the GPU's connections for each client, so fewer clients fit",
