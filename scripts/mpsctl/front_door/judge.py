@@ -18,9 +18,9 @@ class Visitor:
     """One connection of a process that said that it is a CUDA client.
 
     ``pid``, ``uid`` and ``gid`` are the kernel's, of the connection (SO_PEERCRED), as the host numbers them.
-    ``started_at`` (clock ticks since boot) tells the process from a later one with the same pid. ``debugged`` is what
-    the client's second message says. ``since_s`` is when it was read in full, on the door's clock; ``number`` counts
-    the connections of this door. ``pidfd`` becomes readable when the process ends.
+    ``started_at`` (clock ticks since boot) tells the process from a later one with the same pid. ``since_s`` is when
+    its second message was read, on the door's clock; ``number`` counts the connections of this door. ``pidfd`` becomes
+    readable when the process ends.
     """
 
     connection: socket.socket
@@ -28,7 +28,6 @@ class Visitor:
     uid: int
     gid: int
     started_at: int
-    debugged: bool
     since_s: float
     number: int
     pidfd: Optional[int] = None
