@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from .attempts import attempt
-from .conftest import ATTACKER, CLIENT, NOBODY, SOMEBODY, Target
+from .conftest import ATTACKER, CLIENT, NEIGHBOUR, NOBODY, PUBLIC, SOMEBODY, Target
 from .test_ways import play
 
 pytestmark = pytest.mark.long
@@ -112,6 +114,29 @@ def test_a_crowded_journal_lets_nobody_run_outside_mps(target: Target) -> None:
         target.run("sleep 15")
     answers = "timeout 5 systemctl is-system-running >/dev/null; test $? != 124 && exit 0"
     target.run(f"for _ in $(seq 60); do {answers}; done; exit 1")
+
+
+@attempt(
+    "stop the server that is one's own",
+    tried="in single-user mode, where the server is its user's: SIGSTOP to it, with no client left; another user comes",
+    result="the daemon hangs for the other user, is found jammed and ended by health, since nobody is connected, and the"
+    " other user's client comes in within its time",
+)
+def test_a_server_that_its_user_stopped_keeps_nobody_out(target: Target) -> None:
+    target.run(f"kill {target.neighbour}")  # a restart would be in its way
+    try:
+        assert play(target, "-e", "mps_multi_user=false").exit_code == 0
+        assert target.client(SOMEBODY)["outcome"] == "client"
+        said = target.as_user(SOMEBODY, f"pkill -STOP -u {SOMEBODY} -x nvidia-cuda-mps")
+        assert said == "ended with 0\n", said
+        out, user = "/run/other", f"setpriv --reuid={NEIGHBOUR} --regid={NEIGHBOUR} --clear-groups"
+        come = f"CUDA_MPS_PIPE_DIRECTORY={PUBLIC} setsid {user} {CLIENT} --hold 0 --timeout 70"
+        target.run(f"{come} >{out} 2>&1 </dev/null & sleep 0.1")
+        target.until(f"test -s {out}", within_s=80)
+        assert json.loads(target.run(f"cat {out}"))["outcome"] == "client"
+    finally:
+        assert play(target).exit_code == 0
+        target.begin()
 
 
 VERBS = ("status", "health", "verify", "doctor", "gpus", "clients", "env 0", "version", "control 0 get_server_list")

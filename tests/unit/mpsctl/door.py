@@ -102,7 +102,7 @@ class Door:
         pid = pid or self.host.process("python3", "python3 serve.py", {}, uid)
         self._number += 1
         began = self.host.processes[pid].started_at
-        return Visitor(self._connection, pid, uid, gid, began, False, self.host.clock.now_s, self._number)
+        return Visitor(self._connection, pid, uid, gid, began, self.host.clock.now_s, self._number)
 
     def ask(self, visitor: Visitor) -> Verdict:
         """The verdict at the next look, the worker having done what was due."""
