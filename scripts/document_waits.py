@@ -52,6 +52,8 @@ OF_PROGRAM = (
     Wait("observe.host._TOGETHER_TIMEOUT_S", "the same, in one process with others", "unknown how it is"),
     Wait("lifecycle.health.INSTANCE_TIMEOUT_S", "the same, each minute", "unknown how that instance is"),
     Wait("adapters.control_daemon.DEADLINE_S", "one session with a control daemon", "not served; its peers are named"),
+    Wait("store.quiet.WAIT_S", "who is being passed on, before a daemon is asked", "nobody calls it unresponsive"),
+    Wait("store.quiet.MOST_S", "a look at the daemon, by the front door", "the door passes clients on again"),
     Wait("adapters.selinux._TIMEOUT_S", "semodule, with the policy module", "an error that names the command"),
     Wait("adapters.unix_peers._DUMP_S", "the kernel's list of sockets", "unknown who holds the session"),
     Wait("adapters.unix_peers._SCAN_S", "the owners of these sockets", "unknown who holds the session"),

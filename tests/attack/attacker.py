@@ -96,6 +96,55 @@ def stalled(count: str) -> None:
     in_place()
 
 
+def stalling(count: str) -> None:
+    """As `stalled`, and each comes anew, again and again, before it is turned away."""
+    for _ in range(int(count)):
+        if os.fork():
+            continue
+        kept: list[socket.socket] = []
+        while True:
+            try:
+                kept.append(connected())
+                say(kept[-1], HELLO)
+                say(kept[-1], CLIENT)
+            except OSError:
+                time.sleep(0.05)
+            if len(kept) > 100:
+                kept.pop(0).close()
+    in_place()
+
+
+def streams(count: str, seconds: str) -> None:
+    """Connections to the journal's socket for the output of services, which takes 4,096 of all users."""
+    end_s = time.monotonic() + float(seconds)
+    for _ in range(8):
+        if os.fork():
+            continue
+        kept: list[socket.socket] = []
+        while time.monotonic() < end_s:
+            if len(kept) >= int(count) // 8:
+                time.sleep(0.1)
+                continue
+            try:
+                kept.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                kept[-1].settimeout(2)
+                kept[-1].connect("/run/systemd/journal/stdout")
+                kept[-1].sendall(b"mps-control@0\n\n6\n0\n0\n0\n0\n")
+            except OSError:
+                time.sleep(0.1)
+        os._exit(0)
+    in_place()
+
+
+def crowd(count: str, program: str) -> None:
+    """Processes of a program, each with the daemon's directory in its environment and 120 kB of arguments."""
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps-fleet/0/pipe", "CUDA_VISIBLE_DEVICES": "0"}
+    for _ in range(int(count)):
+        if os.fork() == 0:
+            os.execve(program, [os.path.basename(program), "600", *["0"] * 60_000], environment)
+    in_place()
+
+
 def hammer() -> None:
     """Connect, speak and go, without a pause."""
     if os.fork() == 0:
@@ -198,7 +247,7 @@ def lock(*paths: str) -> None:
     in_place()
 
 
-DEEDS = (silent, half, stalled, hammer, words, wrong, descriptor, claim, become, lock)
+DEEDS = (silent, half, stalled, stalling, streams, crowd, hammer, words, wrong, descriptor, claim, become, lock)
 
 if __name__ == "__main__":
     {one.__name__: one for one in DEEDS}[sys.argv[1]](*sys.argv[2:])

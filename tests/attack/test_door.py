@@ -37,6 +37,32 @@ def test_clients_that_stop_in_the_middle_hold_up_others_for_seconds(target: Targ
 
 
 @attempt(
+    "have health end the daemon, by clients that stop in the middle without end",
+    tried="20 processes of one user that connect, say all that a client says and take no part any more, again and"
+    " again, over two looks of health with `mps_unresponsive_daemon: restart`",
+    result="the front door passes nobody on while health asks the daemon: it answers, and is called ok. Where the door"
+    " cannot be had to wait, health does not know, and ends nothing",
+)
+def test_clients_that_stop_in_the_middle_without_end_have_nothing_ended(target: Target) -> None:
+    with target.held(SOMEBODY, "stalling", "20"):
+        assert [target.health() for _ in range(2)] == ["ok"] * 2
+        assert target.client()["outcome"] == "client"
+
+
+@attempt(
+    "have the daemon end its server, as under a debugger",
+    tried="20 connections that say that they are under a debugger, while another user's client works",
+    result="turned away, with 805: the daemon would end its server for such a one and answer nobody else of the door's",
+)
+def test_nobody_passes_the_door_under_a_debugger(target: Target) -> None:
+    before = target.run("mpsctl control 0 get_server_list")
+    said = target.as_user(SOMEBODY, f"for _ in $(seq 20); do {ATTACKER} words {HELLO} 03000000; done")
+    assert said.splitlines()[:-1] == [REFUSED] * 20, said
+    assert target.client(within_s=8)["outcome"] == "client"
+    assert target.run("mpsctl control 0 get_server_list") == before
+
+
+@attempt(
     "be stopped or killed at each stage of a client's start",
     tried="SIGKILL to one client and SIGSTOP to another at each of seven stages",
     result="the daemon serves on; it is not taken for unresponsive, and is not restarted",

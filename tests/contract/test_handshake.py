@@ -21,7 +21,7 @@ import pytest
 
 import raw_handshake as raw
 from real_daemon import held_session
-from simulated import Simulation, eventually
+from simulated import WAIT_S, Simulation, eventually
 
 NOBODY = 65534
 STAGES = ("connect", "greeting", "first", "second", "descriptor", "last", "server")
@@ -81,6 +81,26 @@ def test_the_second_message_says_who_comes(served: Simulation, word: bytes, logg
     with raw.greeted(served.directory / "control") as connection:
         raw.introduce(connection, word)
         eventually(lambda: served.log.count(line) > before, line)
+    is_well(served)
+
+
+def test_one_under_a_debugger_gets_no_answer_and_ends_the_server(served: Simulation) -> None:
+    """The daemon ends its server for it, which waits for the server's clients, and then closes the connection (control
+    daemons 535, 550, 555). So the front door passes none of them on: it would wait for the answer, and others behind
+    it."""
+    held = served.client()
+    assert held.outcome == "client"
+    (server,) = served.servers()
+    with raw.greeted(served.directory / "control") as connection:
+        raw.introduce(connection, raw.DEBUGGED)
+        eventually(lambda: "NEW DEBUGGEE" in served.log, "the daemon knows")
+        connection.settimeout(1)
+        with pytest.raises(TimeoutError):
+            connection.recv(64)
+        held.end()
+        connection.settimeout(WAIT_S)
+        assert raw.heard(connection) == b""
+    eventually(lambda: server not in served.servers(), "the server has ended")
     is_well(served)
 
 

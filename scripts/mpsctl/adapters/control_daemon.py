@@ -24,6 +24,7 @@ from typing import Callable, Iterator, Optional, Protocol, Sequence
 from mpsctl.adapters import hardware, locks, procfs
 from mpsctl.model import foreign
 from mpsctl.model.errors import NotReady
+from mpsctl.model.names import DOOR_PREFIX
 from mpsctl.model.pattern import Pattern
 from mpsctl.model.peers import Peers
 
@@ -173,11 +174,13 @@ class FrontEnd:
 
 
 def _told(peers: Peers) -> str:
-    """Who holds the session, and what to do about it."""
-    if peers.held:
-        held = [holder(pid) for pid in peers.holds]
-        held += [f"{peers.unnamed} of processes that cannot be seen (ask as root)"] if peers.unnamed else []
+    """Who holds the session, and what to do about it. The front door's ends by itself."""
+    held = [holder(pid) for pid in peers.holds if not is_front_door(pid)]
+    held += [f"{peers.unnamed} of processes that cannot be seen (ask as root)"] if peers.unnamed else []
+    if held:
         return f"it is held by {', '.join(held)}: end that session"
+    if peers.holds:
+        return "it was at work for the front door; ask again"
     if peers.untold:
         return f"who holds it cannot be told: {peers.untold}"
     waits = f" (waiting to be accepted: {', '.join(map(holder, peers.waits))})" if peers.waits else ""
@@ -190,6 +193,11 @@ def holder(pid: int) -> str:
     user = None if uid is None else procfs.user(uid)
     named = "not told" if uid is None else str(uid) if user is None else foreign.shown(user)
     return f"pid {pid} (user {named}, `{procfs.command(pid) or 'gone'}`, parent {parent or 'gone'})"
+
+
+def is_front_door(pid: int) -> bool:
+    """Whether a process is our front door's, or one that it started."""
+    return (procfs.unit(pid) or "").startswith(DOOR_PREFIX)
 
 
 def daemons() -> Iterator[int]:

@@ -155,6 +155,8 @@ def daemon_answers(view: View) -> Finding:
         return unknown("which directory it serves cannot be read", remedy=as_root(view))
     if answer.kind == facts.REFUSED:
         return unknown(f"the daemon was not asked: {answer.words}")
+    if answer.disturbed and not answer.held and not one.jammed:
+        return unknown("the daemon was busy with clients of the front door all the while", remedy="look again")
     found, remedy, cause = _why_not(one)
     return failed(
         found, "an answer", remedy, reasons=[Reason(cause, found, remedy)], facts={"holders": list(answer.holders)}

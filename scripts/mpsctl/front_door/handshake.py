@@ -26,6 +26,8 @@ CREDENTIALS = b"OUTBCRED\0"
 DESCRIPTOR = b"OUTBCUFD\0"
 CUDA_CLIENT = b"\2\0\0\0"
 DEBUGGED_CUDA_CLIENT = b"\3\0\0\0"
+"""The daemon ends its server, once that has no client, and closes the connection without an answer (control daemons
+535, 550, 555)."""
 SAYS_WHO = {b"\1\0\0\0": "an MPS server", b"\4\0\0\0": "NVIDIA's front-end"}
 """Who else there is, for people. Both belong on the daemon's own sockets."""
 

@@ -18,10 +18,10 @@ class Visitor:
     """One connection of a process that said that it is a CUDA client.
 
     ``pid``, ``uid`` and ``gid`` are the kernel's, of the connection (SO_PEERCRED), as the host numbers them.
-    ``started_at`` (clock ticks since boot) tells the process from a later one with the same pid. ``debugged`` is what
-    the client's second message says. ``stack`` (``procfs.stack``) tells its program from a later one of the same
-    process, 0 where that is not known. ``since_s`` is when it was read in full, on the door's clock; ``number`` counts
-    the connections of this door. ``pidfd`` becomes readable when the process ends.
+    ``started_at`` (clock ticks since boot) tells the process from a later one with the same pid, and ``stack``
+    (``procfs.stack``) its program from a later one of the same process, 0 where that is not known. ``since_s`` is when
+    its second message was read, on the door's clock; ``number`` counts the connections of this door. ``pidfd`` becomes
+    readable when the process ends.
     """
 
     connection: socket.socket
@@ -29,7 +29,6 @@ class Visitor:
     uid: int
     gid: int
     started_at: int
-    debugged: bool
     since_s: float
     number: int
     pidfd: Optional[int] = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import socket
 import time
 from typing import Callable, Optional
@@ -16,7 +15,7 @@ from mpsctl.front_door.poller import Poller
 from mpsctl.front_door.reception import Reception
 from mpsctl.front_door.waiting import Waiting
 from mpsctl.model.places import Places
-from mpsctl.store import admission
+from mpsctl.store import quiet
 from mpsctl.store.admission import ServedDaemon
 
 
@@ -38,12 +37,11 @@ def serve(
 
     :raises OSError: if the listener cannot be used.
     """
-    hold = functools.partial(admission.try_hold, places, instance)
-    FrontDoor(listener, judge, hold, stop, outdated=outdated).serve()
+    FrontDoor(listener, judge, quiet.Courtesy(places, instance).hold, stop, outdated=outdated).serve()
 
 
 class FrontDoor:
-    """``hold`` keeps the instance's admission as it is, or gives None while somebody changes it."""
+    """``hold`` keeps the instance's admission as it is, or gives None while somebody changes it, or asks the daemon."""
 
     def __init__(
         self,

@@ -57,13 +57,15 @@ class Want:
 @dataclass(frozen=True)
 class _Look:
     """What was seen of a daemon's servers for ``uid``; ``why`` is a word for what a visitor of his waits for.
-    ``next_s`` is when to look again."""
+    ``at_s`` is when the daemon was asked first, ``ended_s`` when it had told all: clients that hold the daemon may have
+    come between. ``next_s`` is when to look again."""
 
     daemon: ServedDaemon
     uid: int
     servers: tuple[Seen, ...]
     why: str
     at_s: float
+    ended_s: float
     next_s: float
     answered: bool = True
 
@@ -100,7 +102,7 @@ class Readiness:
         """What a visitor waits for, as a word; None where its server is ready. The worker looks, and starts one."""
         last = self._last if self._last is not None and self._last.daemon == want.daemon else None
         ready = last is not None and any(_serves(want, one) for one in last.servers)
-        if last is not None and ready and 0 <= self._world.now_s() - last.at_s <= _HOLDS_S:
+        if last is not None and ready and 0 <= self._world.now_s() - last.ended_s <= _HOLDS_S:
             return None
         at_once = last is None or ready or last.uid != want.uid
         self._worker.look("servers", partial(self._work, want), 0.0 if last is None or at_once else last.next_s)
@@ -147,7 +149,8 @@ class Readiness:
             why, pause_s = words.DAEMON_DOWN, _SLOW_S
         else:
             answered = True
-        self._last = _Look(want.daemon, want.uid, seen, why, at_s, self._world.now_s() + pause_s, answered)
+        ended_s = self._world.now_s()
+        self._last = _Look(want.daemon, want.uid, seen, why, at_s, ended_s, ended_s + pause_s, answered)
 
     def _judge(self, want: Want, seen: Sequence[Seen]) -> tuple[str, float]:
         """What a visitor waits for, and how long until the next look."""

@@ -21,6 +21,10 @@ from mpsctl.front_door.turned_away import TurnedAway
 
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 _OF_ONE_CONNECTION = (errno.ECONNABORTED, errno.EPERM, errno.EINTR)
+_DEBUGGED = (
+    "it says that it is under a debugger: a daemon ends its server for such a one, and does not answer it; debug it"
+    " outside MPS"
+)
 
 
 @dataclass(eq=False)
@@ -171,7 +175,6 @@ class Reception:
             uid=who.uid,
             gid=who.gid,
             started_at=started_at or 0,
-            debugged=caller.messages[1] == handshake.DEBUGGED_CUDA_CLIENT,
             since_s=self._clock(),
             number=caller.number,
             pidfd=pidfd,
@@ -230,7 +233,9 @@ def _problem(message: handshake.Message, who: handshake.Credentials, first: bool
     if first:
         if message.data != handshake.CREDENTIALS:
             return "not_a_client", f"its first message is {message.data.hex()}; a CUDA client says OUTBCRED"
-    elif message.data not in (handshake.CUDA_CLIENT, handshake.DEBUGGED_CUDA_CLIENT):
+    elif message.data == handshake.DEBUGGED_CUDA_CLIENT:
+        return "debugged", _DEBUGGED
+    elif message.data != handshake.CUDA_CLIENT:
         other = handshake.SAYS_WHO.get(message.data, f"{message.data.hex()}, which is unknown")
         return "not_a_client", f"it says that it is {other}; only CUDA clients pass the front door"
     return None

@@ -244,6 +244,7 @@ class Answer:
 
     ``held_by`` are those that were connected when it was not served, by the peers of its sockets, and ``unnamed`` how
     many more whose process is not known; ``holders_untold`` is why it cannot be told who else was, or empty.
+    ``disturbed`` is whether the front door may have been passing clients on then.
     """
 
     kind: str = NOT_ASKED
@@ -251,6 +252,7 @@ class Answer:
     held_by: tuple[SessionHolder, ...] = ()
     unnamed: int = 0
     holders_untold: str = ""
+    disturbed: bool = False
 
     @property
     def complete(self) -> bool:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Optional, Sequence
+from typing import Callable, Iterator, Optional, Sequence
 
 from mpsctl.adapters import control_daemon as control
 from mpsctl.adapters import hardware, pipe, procfs, without_door
@@ -14,7 +14,6 @@ from mpsctl.adapters.daemon_log import DaemonLog
 from mpsctl.model import daemon_environment
 from mpsctl.model.errors import BadValue, MpsctlError, one_line
 from mpsctl.model.instance import Instance
-from mpsctl.model.names import DOOR_PREFIX
 from mpsctl.observe import daemons, facts, front_door, gpu_processes, process_facts, reachability, room, servers, units
 from mpsctl.observe.daemons import MpsProcesses
 from mpsctl.observe.door_facts import UnitFacts
@@ -36,6 +35,7 @@ from mpsctl.store import (
     fitting,
     measured,
     open_log,
+    quiet,
     record,
     server_log,
 )
@@ -244,10 +244,27 @@ def _ask(
         around.gpus,
         found.pid,
     )
+    with _undisturbed(world, found) as undisturbed:
+        _ask_daemon(common, found, journal, undisturbed)
+
+
+@contextmanager
+def _undisturbed(world: World, found: InstanceFacts) -> Iterator[bool]:
+    """Nobody is passed on to the daemon meanwhile; False where somebody may be. Where there is no front door, everyone
+    comes when he likes."""
+    at_door = found.serves_public is None and found.door is not None and found.door.admission is not None
+    if not at_door or os.geteuid() != 0:
+        yield True
+        return
+    with quiet.kept(world.places, found.name) as nobody:
+        yield nobody
+
+
+def _ask_daemon(common: servers.OfDaemon, found: InstanceFacts, journal: Optional[Journal], undisturbed: bool) -> None:
     try:
         told = servers.ask(common)
     except MpsctlError as error:
-        found.answer = no_answer(error)
+        found.answer = no_answer(error, undisturbed)
         return
     finally:
         _read_journal(found, journal)
@@ -255,7 +272,7 @@ def _ask(
         servers.look(common, found, told)
         found.answer = Answer(facts.ANSWERED)
     except MpsctlError as error:
-        found.answer = no_answer(error)
+        found.answer = no_answer(error, undisturbed)
         found.jammed = found.jammed or _is_jammed(found, told[-1])
 
 
@@ -270,20 +287,22 @@ def _is_jammed(found: InstanceFacts, listed: Sequence[str]) -> bool:
     return bool(pids) and not any(map(procfs.stopped, pids))
 
 
-def no_answer(error: MpsctlError) -> Answer:
-    """Why a daemon that was asked did not answer, and who was connected to it."""
+def no_answer(error: MpsctlError, undisturbed: bool = True) -> Answer:
+    """Why a daemon that was asked did not answer, and who was connected to it. Unless ``undisturbed`` the front door
+    may have been: one whose client the daemon serves does not answer us."""
     if isinstance(error, control.Stopped):
         return Answer(facts.STOPPED, str(error))
     if isinstance(error, control.NotServed):
         peers = error.peers
-        return Answer(facts.NOT_SERVED, str(error), _holders(peers.holds), peers.unnamed, peers.untold)
+        untold = peers.untold if undisturbed else "the front door was passing clients on"
+        return Answer(facts.NOT_SERVED, str(error), _holders(peers.holds), peers.unnamed, untold, not undisturbed)
     kind = facts.UNREACHABLE if isinstance(error, control.Unreachable) else facts.REFUSED
     return Answer(kind, str(error))
 
 
 def _holders(pids: Sequence[int]) -> tuple[SessionHolder, ...]:
     """Who is connected, but for our front door: a daemon that is jammed keeps its connection open."""
-    pids = [pid for pid in pids if not (procfs.unit(pid) or "").startswith(DOOR_PREFIX)]
+    pids = [pid for pid in pids if not control.is_front_door(pid)]
     uids = {pid: procfs.uid(pid) for pid in pids}
     users = {pid: None if uid is None else procfs.user(uid) for pid, uid in uids.items()}
     return tuple(SessionHolder(pid, uids[pid], users[pid], procfs.command(pid)) for pid in pids)

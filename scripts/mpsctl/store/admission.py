@@ -178,6 +178,18 @@ def try_hold(places: Places, instance: str) -> Optional[Held]:
         return None
 
 
+def is_held(places: Places, instance: str) -> bool:
+    """Whether somebody is being passed on, or somebody writes, at this moment.
+
+    :raises OSError: if the lock cannot be opened.
+    """
+    try:
+        with _lock(places, instance, _INSIDE, fcntl.LOCK_EX | fcntl.LOCK_NB, 0):
+            return False
+    except BlockingIOError:
+        return True
+
+
 @contextmanager
 def _locked(places: Places, instance: str, kind: int, bound_s: float = BOUND_S) -> Iterator[None]:
     end_s = time.monotonic() + bound_s

@@ -103,7 +103,7 @@ class Door:
         self._number += 1
         began = self.host.processes[pid].started_at
         number, since_s = self._number, self.host.clock.now_s
-        return Visitor(self._connection, pid, uid, gid, began, False, since_s, number, stack=stack)
+        return Visitor(self._connection, pid, uid, gid, began, since_s, number, stack=stack)
 
     def ask(self, visitor: Visitor) -> Verdict:
         """The verdict at the next look, the worker having done what was due."""

@@ -145,6 +145,13 @@ def test_one_look_tells_for_a_second_for_everyone(door: Door) -> None:
     assert len(door.daemon.commands) == sessions + 3  # the list, and two questions about its server
 
 
+def test_a_look_that_took_long_tells_as_well(door: Door) -> None:
+    """A client that stops in the middle of its start holds the daemon for a second, before each session of a look."""
+    door.start_server(0)
+    door.daemon.before_command = lambda command: door.host.clock.pass_by(1.2)
+    assert door.settled(door.visitor()) == LetIn(door.served)
+
+
 def test_a_daemon_is_left_alone_while_nobody_comes(door: Door) -> None:
     door.come_in(door.visitor())
     sent = len(door.daemon.commands)

@@ -67,11 +67,11 @@ def test_who_may_come_in_passes_those_who_may_not(world: World) -> None:
     """Whom it may overtake is the judge's to know."""
 
     def others_wait(visitor: Visitor) -> Verdict:
-        return LetIn(world.daemon.served) if visitor.debugged else Wait("another_user")
+        return LetIn(world.daemon.served) if visitor.number == 2 else Wait("another_user")
 
     world.judge.verdict = others_wait
     first = world.visitor()
-    second = world.greeted().introduce(b"\3\0\0\0")
+    second = world.greeted().introduce()
     world.until(lambda: second.descriptors)
     assert not first.descriptors
 

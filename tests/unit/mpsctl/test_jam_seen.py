@@ -12,9 +12,9 @@ import pytest
 
 from fakes import FakeDaemon, Host
 from mpsctl.lifecycle import health
-from mpsctl.model.finding import CRITICAL
+from mpsctl.model.finding import CRITICAL, UNKNOWN
 from mpsctl.observe.host import look
-from mpsctl.store import front_door_notes
+from mpsctl.store import admission, front_door_notes, quiet
 from mpsctl.store.front_door_notes import Jammed, Notes
 from test_health import KILL, SERVER, Look, begin, join
 
@@ -86,6 +86,51 @@ def test_where_notes_were_lost_somebody_may_be_hurt(host: Host) -> None:
     front_door_notes.write(host.places, "0", replace(notes, whole=False))
     assert [Look(host).kinds for _ in range(3)] == [[], [], []]
     assert host.systemd.acts == []
+
+
+def passing(host: Host, monkeypatch: pytest.MonkeyPatch) -> admission.Held:
+    """A client that the front door is passing on, for longer than a look waits."""
+    monkeypatch.setattr(quiet, "WAIT_S", 0.02)
+    held = admission.try_hold(host.places, "0")
+    assert held is not None
+    return held
+
+
+@pytest.mark.parametrize("silent", ["about everything", "about its servers"])
+def test_a_daemon_is_not_ended_for_clients_that_hold_it_one_after_the_other(
+    host: Host, monkeypatch: pytest.MonkeyPatch, silent: str
+) -> None:
+    """Each stops in the middle of its start, for a second. Whether the daemon would have answered is not known."""
+    daemon = begin(host, UnresponsiveDaemon="restart")
+    if silent == "about everything":
+        daemon.not_served = True
+    else:
+        jam(daemon)
+    held = passing(host, monkeypatch)
+    for _ in range(3):
+        found = Look(host)
+        assert (found.amiss["daemon-answers"].level, found.kinds) == (UNKNOWN, [health.DAEMON_NOT_ENDED])
+    assert host.systemd.acts == []
+    held.close()
+    daemon.not_served = silent == "about everything"
+    assert Look(host).kinds == [health.DAEMON_WILL_BE_ENDED], "its two looks begin anew"
+
+
+def test_a_daemon_that_answers_beside_them_is_well(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(host)
+    held = passing(host, monkeypatch)
+    assert "daemon-answers" not in Look(host).amiss
+    held.close()
+
+
+def test_one_that_the_door_found_is_healed_whoever_is_being_passed_on(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the door's own connection that the daemon does not answer."""
+    noted_by_the_door(host, jam(begin(host)))
+    held = passing(host, monkeypatch)
+    assert Look(host).kinds == [health.DAEMON_ENDED]
+    held.close()
 
 
 def test_a_client_that_nvml_lists_leaves_it_to_the_policy(host: Host) -> None:
