@@ -118,9 +118,9 @@ def test_a_crowded_journal_lets_nobody_run_outside_mps(target: Target) -> None:
 
 @attempt(
     "stop the server that is one's own",
-    tried="in single-user mode, where the server is its user's: SIGSTOP to it, with no client left; another user comes",
-    result="the daemon hangs for the other user, is found jammed and ended by health, since nobody is connected, and the"
-    " other user's client comes in within its time",
+    tried="in single-user mode, where the server is its user's: SIGSTOP to it, with no client left; another one comes",
+    result="the daemon hangs for the other user, is found jammed and ended by health, since nobody is connected, and"
+    " the other user's client comes in within its time",
 )
 def test_a_server_that_its_user_stopped_keeps_nobody_out(target: Target) -> None:
     target.run(f"kill {target.neighbour}")  # a restart would be in its way

@@ -52,7 +52,7 @@ def judged(door: Door) -> None:
     door.say(Admission(OPEN, "", door.served, multi_user=True, judged_devices=DEVICES))
 
 
-def comes(door: Door, uid: int = ALICE, **environment: str) -> Visitor:
+def comes(door: Door, environment: dict[str, str], uid: int = ALICE) -> Visitor:
     pid = door.host.process("python3", "python3 serve.py", environment, uid)
     return door.visitor(uid, pid=pid)
 
@@ -82,12 +82,12 @@ def test_a_variable_that_drops_every_limit(
 ) -> None:
     judged(door)
     variables = {} if value is None else {VARIABLE: value}
-    assert read(door, readers, comes(door, **variables)) == expected
+    assert read(door, readers, comes(door, variables)) == expected
 
 
 def test_the_refusal_names_the_entry_and_what_to_do(door: Door, readers: dict[int, subprocess.Popen[bytes]]) -> None:
     judged(door)
-    one = comes(door, **{VARIABLE: "0=1G,5=1G", "CUDA_VISIBLE_DEVICES": "0"})
+    one = comes(door, {VARIABLE: "0=1G,5=1G", "CUDA_VISIBLE_DEVICES": "0"})
     read(door, readers, one)
     verdict = door.settled(one)
     assert isinstance(verdict, Refuse)
@@ -98,13 +98,13 @@ def test_the_refusal_names_the_entry_and_what_to_do(door: Door, readers: dict[in
 
 
 def test_nothing_is_read_where_that_is_not_chosen(door: Door, readers: dict[int, subprocess.Popen[bytes]]) -> None:
-    assert door.word(comes(door, **{VARIABLE: "1G"})) == "let-in"
+    assert door.word(comes(door, {VARIABLE: "1G"})) == "let-in"
     assert readers == {}
 
 
 def test_who_cannot_be_read_in_a_second_comes_in(door: Door, readers: dict[int, subprocess.Popen[bytes]]) -> None:
     judged(door)
-    slow = comes(door, SLOW="yes", **{VARIABLE: "1G"})
+    slow = comes(door, {"SLOW": "yes", VARIABLE: "1G"})
     assert door.word(slow, within_s=0.5) == WAITS
     assert door.word(slow, within_s=2) == "let-in"
     assert readers[slow.pid].wait() != 0, "its reader was ended"
@@ -114,16 +114,16 @@ def test_a_user_who_is_slow_to_read_holds_up_nobody_else(
     door: Door, readers: dict[int, subprocess.Popen[bytes]]
 ) -> None:
     judged(door)
-    slow = [comes(door, ALICE, SLOW="yes") for _ in range(20)]
+    slow = [comes(door, {"SLOW": "yes"}) for _ in range(20)]
     for one in slow:
         assert door.judge.judge(one).__class__.__name__ == "Wait"
     assert len(readers) == 4
-    assert read(door, readers, comes(door, BOB)) == "let-in"
+    assert read(door, readers, comes(door, {}, BOB)) == "let-in"
 
 
 def test_who_leaves_leaves_no_reader(door: Door, readers: dict[int, subprocess.Popen[bytes]]) -> None:
     judged(door)
-    slow = comes(door, SLOW="yes")
+    slow = comes(door, {"SLOW": "yes"})
     door.ask(slow)
     door.judge.gave_up(slow, 0)
     assert readers[slow.pid].wait() != 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Optional
+from typing import Any, Optional
 
 import pytest
 from hypothesis import given
@@ -389,7 +389,7 @@ def test_a_broken_file_of_figures_counts_as_none(host: Host, text: str) -> None:
 # -- reconcile refuses before anything is changed
 
 
-WAIT = {"OverExpected": "wait"}
+WAIT: dict[str, Any] = {"OverExpected": "wait"}
 
 
 def answer(host: Host, check: bool = False, **values: object) -> Answer:
@@ -485,7 +485,7 @@ def test_what_is_suggested_for_one_device_fits_on_the_smaller_one_too(host: Host
 
 
 @pytest.mark.parametrize("values", [{"Shares": "user:nobodys=1"}, {"Shares": "user:0=1 user:root=1"}])
-def test_a_share_of_nobody_is_bad_input_and_not_a_matter_of_gpus(host: Host, values: dict[str, object]) -> None:
+def test_a_share_of_nobody_is_bad_input_and_not_a_matter_of_gpus(host: Host, values: dict[str, Any]) -> None:
     found = answer(host, **WAIT, **values)
     assert str(found.refused).startswith("mps_shares: found ")
     assert not found.does_not_fit
@@ -507,7 +507,7 @@ def test_a_share_of_nobody_is_bad_input_and_not_a_matter_of_gpus(host: Host, val
 )
 @pytest.mark.wording
 def test_shares_that_add_up_to_more_are_told_and_not_refused(
-    host: Host, values: dict[str, object], told: list[str]
+    host: Host, values: dict[str, Any], told: list[str]
 ) -> None:
     found = answer(host, DeviceMemoryLimit="4G", **WAIT, **values)
     assert (found.refused, found.error) == (None, None)
