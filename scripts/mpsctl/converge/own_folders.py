@@ -24,7 +24,7 @@ _HALF = r"\.[^/]+\.[0-9]+\.new"
 _OF_STATE = r"measured\.json|selinux-module|former-compute-modes/[A-Z]+-[0-9a-fA-F-]+|public-directories/[^/]+\.json"
 _OF_INSTANCE = (
     r"(?:admission|in-force|starts|drained|silent|escapes|open-log|front-door)\.json|last-good\.conf|daemon\.env"
-    r"|session\.lock|admission\.(?:entry\.)?lock|front-door\.(?:telling|pause|let-in|let-in-before)"
+    r"|(?:session|quiet)\.lock|admission\.(?:entry\.)?lock|front-door\.(?:telling|pause|let-in|let-in-before)"
 )
 
 
