@@ -130,7 +130,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--unit", action="append", default=[], metavar="crowd-a.service:1234")
     parser.add_argument("--clients", type=int, required=True, help="of each unit")
-    parser.add_argument("--at-once", type=int, default=6, help="of each unit, waiting or at work")
+    parser.add_argument("--at-once", type=int, default=4, help="of each unit, waiting or at work")
     parser.add_argument("--killed-percent", type=int, default=10)
     parser.add_argument("--daemon", type=int, default=0, help="kills of the control daemon")
     parser.add_argument("--service", type=int, default=0, help="kills of the door's service")

@@ -1,7 +1,8 @@
 """How many clients come in at once, on whole hosts with the control daemons 535, 550 and 555.
 
-A tenth of what tests/soak/test_places.py tries. Daemons, systemd, control groups and the door are real; the GPUs, the
-MPS server and the clients are simulated.
+A quarter of what tests/soak/test_places.py tries: who waits when the door's service is killed gets 805, and others are
+to come after. Daemons, systemd, control groups and the door are real; the GPUs, the MPS server and the clients are
+simulated.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from . import places_trials as trials
 from .front_door import DoorHost, Fleet, fleet, seed
 from .places_trials import Crowd
 
-CLIENTS, KILLS = 6, 1
+CLIENTS, KILLS = 12, 1
 
 
 @pytest.fixture(scope="module")
