@@ -413,12 +413,26 @@ def test_a_daemon_that_does_not_tell_its_clients_is_left_alone(
     assert (daemon.terminated, fleet.host.signals) == ([], [])
 
 
-def test_an_instance_whose_file_is_damaged_is_not_stopped_over_its_clients(fleet: Fleet) -> None:
-    daemon, _ = at_work(fleet, "terminate")
-    fleet.host.places.conf("a").write_text("# Managed by mps-fleet\nhalf a fi")
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("damage", "is_ours"),
+    [
+        ("# Managed by mps-fleet\nhalf a fi", True),
+        ("# Managed by mps-fleet\n[Limits]\nDeviceMemoryLimit=lots\n", True),
+        ("", False),
+        ("half a file without our mark", False),
+    ],
+)
+def test_an_instance_whose_file_is_damaged_is_not_stopped_over_its_clients(
+    fleet: Fleet, policy: str, damage: str, is_ours: bool
+) -> None:
+    daemon, pids = at_work(fleet, policy)
+    fleet.host.places.conf("a").write_text(damage)
     answer = fleet.converge(b=conf(fleet, "b", GPUs="2"))
-    assert [one["instance"] for one in answer.pending] == ["a"]
+    assert [one["instance"] for one in answer.pending] == (["a"] if is_ours else [])
     assert fleet.host.running("a") is daemon
+    assert set(pids) <= set(fleet.host.processes)
+    assert (daemon.terminated, fleet.host.signals) == ([], [])
 
 
 def test_a_daemon_that_has_ended_has_no_clients(fleet: Fleet) -> None:

@@ -24,6 +24,20 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "limit-mb": ({LIMIT: "8192MB"}, LIMIT, "write 8192M"),
     "limit-bytes": ({LIMIT: "8589934592"}, LIMIT, "write 8192M"),
     "limit-bytes-number": ({LIMIT: 8589934592}, LIMIT, "write 8192M"),
+    **{
+        f"pipe-root-{where.strip('/').replace('/', '-')}": ({"mps_pipe_root": where}, "mps_pipe_root", why)
+        for where, why in {
+            "/etc/mps": "a path outside /etc",
+            "/usr/local/mps": "a path outside /usr",
+            "/home/mps": "a path outside /home",
+            "/proc/mps": "a path outside /proc",
+            "/sys/mps": "a path outside /sys",
+        }.items()
+    },
+    "limit-of-thousands-of-digits": ({LIMIT: "9" * 5000 + "G"}, LIMIT, "found '999"),
+    "clients-of-thousands-of-digits": ({"mps_expected_clients": "9" * 5000}, "mps_expected_clients", "whole number"),
+    "group-that-is-nobody": ({"mps_group": 4294967295}, "mps_group", "a group's number up to 4294967293"),
+    "group-null-key": ({"mps_shares": {None: 1}}, "mps_shares", "found"),
     "limit-list": ({LIMIT: ["4G"]}, LIMIT, "expected <integer>M"),
     "percent-zero": ({PERCENT: 0}, PERCENT, "found 0"),
     "percent-over": ({PERCENT: 101}, PERCENT, "found 101"),
