@@ -9,12 +9,10 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import Iterator
 
 from mpsctl.adapters import procfs
 from mpsctl.model.shares import Whose
 
-_PROC = Path("/proc")
 _ROOT = Path("/sys/fs/cgroup")
 _MOUNTS = ((_ROOT, ""), (_ROOT / "unified", ""), (_ROOT / "systemd", "name=systemd"))
 """Where the groups lie, and the hierarchy by its name in /proc/PID/cgroup: of version 2, the same beside version 1, and
@@ -22,28 +20,22 @@ systemd's own of version 1 (cgroups(7))."""
 
 
 def whose(pid: int, uid: int) -> Whose:
-    """The process by its user and its control group; without a group where that cannot be read."""
-    paths = dict(_paths(pid))
+    """The process by its user and its control group. Where that cannot be read though the process lives, as with one
+    that a user nested too deep, ``group_untold`` says so; a process in no group of its own has none."""
+    paths = procfs.control_groups(pid)
+    if paths is None:
+        return Whose(uid, group_untold=procfs.alive(pid))
     for mount, name in _MOUNTS:
         path = paths.get(name, "/")
-        if path != "/" and (mount / path.lstrip("/")).is_dir():
+        first = path.strip("/").partition("/")[0]
+        # Of the first part alone: a user may name what is below as long as he likes, and take it away again.
+        if first and os.path.isdir(mount / first):
             container = procfs.container_in(path)
             end = len(path) if container is None else container[1]
             group = _made_by_root(mount, path[:end])
             whole = container is not None and len(group) >= len(path[:end].rstrip("/"))
             return Whose(uid, group, container[0] if container is not None and whole else "")
     return Whose(uid)
-
-
-def _paths(pid: int) -> Iterator[tuple[str, str]]:
-    """The group in each hierarchy, by the names of its controllers."""
-    try:
-        text = (_PROC / str(pid) / "cgroup").read_text(errors="replace")
-    except OSError:
-        return
-    for line in text.splitlines():
-        _, controllers, path = line.split(":", 2)
-        yield controllers, path
 
 
 def _made_by_root(mount: Path, path: str) -> str:

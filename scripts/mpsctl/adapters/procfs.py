@@ -137,12 +137,19 @@ def session(pid: int) -> Optional[str]:
     return found[1] if found else None
 
 
-def _control_group(pid: int, wanted: Pattern) -> Optional[re.Match[str]]:
+def control_groups(pid: int) -> Optional[dict[str, str]]:
+    """The path of a process's control group in each hierarchy, by the names of its controllers, "" of version 2; None
+    where that cannot be read. A user's groups have names of his: all signs but a line feed (cgroups(7))."""
     try:
-        text = (_PROC / str(pid) / "cgroup").read_text(errors="replace")
+        text = (_PROC / str(pid) / "cgroup").read_bytes().decode(errors="replace")
     except OSError:
         return None
-    paths = (line.partition("::")[2] or line.rpartition(":")[2] for line in text.splitlines())
+    lines = (line.split(":", 2) for line in text.split("\n"))
+    return {parts[1]: parts[2] for parts in lines if len(parts) == 3}
+
+
+def _control_group(pid: int, wanted: Pattern) -> Optional[re.Match[str]]:
+    paths = (control_groups(pid) or {}).values()
     return next((found for found in map(wanted.search, paths) if found), None)
 
 

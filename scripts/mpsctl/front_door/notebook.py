@@ -15,7 +15,7 @@ from mpsctl.adapters import procfs
 from mpsctl.front_door.judge import Visitor
 from mpsctl.front_door.servers import Seen
 from mpsctl.front_door.worker import Worker
-from mpsctl.model.shares import Whose
+from mpsctl.model.shares import ARRIVING_S, Whose
 from mpsctl.store import front_door_notes
 from mpsctl.store.admission import ServedDaemon
 from mpsctl.store.front_door_notes import Jammed, LetIn, Notes, Waits
@@ -24,8 +24,6 @@ from mpsctl.store.world import World
 _PACE_S, _PACE_OF_ONE_S = 0.1, 0.0001
 """Between two writes, and more of it for each client that is noted."""
 _PRUNE_S = 5.0
-ARRIVING_S = 5.0
-"""A process that was let in appears among its server's clients within this time, or has ended."""
 
 
 class Notebook:
@@ -96,6 +94,12 @@ class Notebook:
                 del self._let_in[noted.pid, noted.started_at]
                 self.version += 1
         self._order()
+
+    def has_ended(self, pid: int, started_at: Optional[int]) -> None:
+        """Forget a process that ended: of one without a daemon nothing is ever asked."""
+        with self._lock:
+            for key in [(pid, started_at)] if started_at is not None else []:
+                self._let_in.pop(key, None)
 
     def noted(self, visitor: Visitor) -> Optional[LetIn]:
         """Where the visitor's process was let in, if it was. A program that it became since by exec(2) was not: it

@@ -167,14 +167,23 @@ class InstanceJudge:
         room = admission.room
         if room is None:
             return None
-        lists = self._readiness.lists(want, self._census.waits_for_lists_since())
+        if before.whose.group_untold and any(share.kind != shares.USER for share in room.shares):
+            return _of_no_group()
+        ended_s = self._census.waits_for_lists_since()
+        lists = self._readiness.lists(want, ended_s)
         if lists is None:
             return Wait(words.SERVER_NOT_READY)
         place = self._census.no_place(visitor, before.whose, room, lists)
         if place is None:
             return None
         most = dict(shares.places(room, before.whose))[place]
-        return _one_too_many(place, most) if room.refuse or not most else Wait(words.NO_PLACE, place)
+        if not most:
+            return _one_too_many(place, most)
+        asked_s = max(before.since_s, self._census.waits_for_lists_since() or 0.0)
+        if not room.refuse or lists.at_s <= asked_s:  # who is refused is refused by what the daemon says now
+            self._readiness.lists(want, asked_s if room.refuse else ended_s)
+            return Wait(words.NO_PLACE, place)
+        return _one_too_many(place, most)
 
     def _meets(self, visitor: Visitor, daemon: ServedDaemon, admission: Admission, before: _Before) -> Verdict:
         """What a visitor meets that may come in: its daemon, those who came before it, its server."""
@@ -314,6 +323,14 @@ def _one_too_many(place: str, most: int) -> Refuse:
         words.OVER_EXPECTED,
         f"{what} takes {most} {'client' if most == 1 else 'clients'} at once"
         + (", and has as many" if most else ": nobody comes in by it"),
+    )
+
+
+def _of_no_group() -> Refuse:
+    return Refuse(
+        words.OVER_EXPECTED,
+        "its control group cannot be read, so in which share of a unit or container it counts is not known; start it"
+        " in a group of fewer levels",
     )
 
 

@@ -22,6 +22,8 @@ from mpsctl.store.world import World
 
 _REFUSE_ALL_S = 3
 """Nobody is being passed on to a daemon that has ended; a door's service that is stopped is not waited for."""
+_SETTLE_S = 3
+"""For each instance, by who has the host to himself."""
 _STARTS, _STOPPED = "the daemon's limits are not in force yet", "the unit was stopped"
 
 
@@ -103,7 +105,7 @@ def settle(world: World, name: str) -> bool:
     found = admission.stored(world.places, name)
     if found is None or not found.for_run or (found.by_mode and _alive(found.daemon) is None):
         return False
-    _write(world, name, replace(found, state=OPEN, why="", for_run=False))
+    _write(world, name, replace(found, state=OPEN, why="", for_run=False), _SETTLE_S)
     return found.by_mode
 
 

@@ -192,11 +192,13 @@ class Room:
 @dataclass(frozen=True)
 class Whose:
     """Whose a process is: its user, and its control group as far as root made it (``/system.slice/api.service``), empty
-    where that was not told; ``container`` is the container that this group is, empty where it is none."""
+    where that was not told; ``container`` is the container that this group is, empty where it is none.
+    ``group_untold`` is whether it could not be read: then nobody knows in which shares it counts."""
 
     uid: int
     group: str = ""
     container: str = ""
+    group_untold: bool = False
 
 
 ALL = "clients"

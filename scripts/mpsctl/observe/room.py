@@ -7,7 +7,7 @@ to this daemon and is not listed yet.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import AbstractSet, Iterable, Mapping, Optional
 
@@ -94,7 +94,10 @@ def now(world: World, name: str) -> Optional[Count]:
         return None
     daemon = world.daemon_of(name, Path(told.daemon.pipe_directory))
     listed = [pid for server in control.servers(daemon) for pid in control.clients(daemon, server.pid)]
-    return count(told.room, told.daemon, front_door_notes.read(world.places, name), listed, world.now_s())
+    notes, now_s = front_door_notes.read(world.places, name), world.now_s()
+    # Of a door that was killed those may stand there still whom it told no.
+    waiting = tuple(one for one in notes.waiting if now_s - one.since_s <= told.wait_s)
+    return count(told.room, told.daemon, replace(notes, waiting=waiting), listed, now_s)
 
 
 def count(
@@ -122,7 +125,7 @@ def count(
 
 def _keeps(one: LetIn, was_listed: AbstractSet[int], now_s: float) -> bool:
     """Whether a process that was let in, and is not listed, has its place."""
-    if not procfs.lives(one.pid, one.started_at):
+    if not procfs.lives(one.pid, one.started_at) or not one.server_lives:
         return False
     if now_s < one.at_s + shares.ARRIVING_S:
         return True

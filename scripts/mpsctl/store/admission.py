@@ -16,7 +16,7 @@ import json
 import os
 import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Iterator, Optional
@@ -83,6 +83,9 @@ class Admission:
     judged_devices: tuple[str, ...] = ()
 
 
+_FIELDS = frozenset(field.name for field in fields(Admission))
+
+
 def path(places: Places, instance: str) -> Path:
     return places.runtime(instance) / "admission.json"
 
@@ -105,8 +108,9 @@ def stored(places: Places, instance: str) -> Optional[Admission]:
     found = remembered.load(path(places, instance))
     try:
         daemon, room = found.pop("daemon"), found.pop("room", None)
+        found["judged_devices"] = tuple(found.get("judged_devices", ()))
         read = Admission(
-            **{**found, "judged_devices": tuple(found.get("judged_devices", ()))},
+            **{name: value for name, value in found.items() if name in _FIELDS},  # a later build may know more
             daemon=ServedDaemon(**daemon) if daemon is not None else None,
             room=None if room is None else Room(room["clients"], check_shares(room["shares"]), room["refuse"]),
         )
@@ -130,10 +134,10 @@ def write(places: Places, instance: str, admission: Admission, bound_s: float = 
 def _fields(admission: Admission) -> dict[str, Any]:
     """As they are written. A door's service of a build before this one may still run, which knows none of the newer
     ones: where they say nothing they are left out."""
-    fields = asdict(admission)
+    written = asdict(admission)
     if admission.room is not None:
-        fields["room"]["shares"] = str(admission.room.shares)
-    return {name: value for name, value in fields.items() if name not in _NEWER or value}
+        written["room"]["shares"] = str(admission.room.shares)
+    return {name: value for name, value in written.items() if name not in _NEWER or value}
 
 
 def forget(places: Places, instance: str) -> None:

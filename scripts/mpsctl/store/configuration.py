@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import Callable, Optional, Sequence
 
 from mpsctl.adapters import files, mounts, procfs
 from mpsctl.model import gpu as gpu_names
@@ -85,17 +85,33 @@ def gid_of(instance: Instance) -> Optional[int]:
 def room_of(instance: Instance) -> Optional[Room]:
     """How many clients an instance takes at once, users by their number; None where that is not held.
 
-    :raises BadValue: if the host has no such user.
+    :raises BadValue: if the host has no such user, or one by two names.
     """
+    return _room(instance, _uid)
+
+
+def room_as_it_can_be(instance: Instance) -> Optional[Room]:
+    """As ``room_of``, without the shares of users whom the host does not have now, and with the lower one of a user by
+    two names: one user that was deleted keeps no instance down."""
+    return _room(instance, procfs.uid_of)
+
+
+def _room(instance: Instance, uid_of: Callable[[str], Optional[int]]) -> Optional[Room]:
     room = instance.room
     if room is None:
         return None
     found: dict[str, Share] = {}
     for share in room.shares:
-        known = share if share.kind != USER or share.name is None else replace(share, name=str(_uid(share.name)))
-        if known.key in found:
-            raise _refused("Shares", f"{share} and {found[known.key]}, one user", "each share once", "remove one")
-        found[known.key] = known
+        known = share
+        if share.kind == USER and share.name is not None:
+            uid = uid_of(share.name)
+            if uid is None:
+                continue
+            known = replace(share, name=str(uid))
+        twin = found.get(known.key)
+        if twin is not None and uid_of is _uid:
+            raise _refused("Shares", f"{share} and {twin}, one user", "each share once", "remove one")
+        found[known.key] = known if twin is None or known.clients < twin.clients else twin
     return replace(room, shares=check_shares(" ".join(map(str, found.values()))))  # in the order of their text
 
 

@@ -25,7 +25,7 @@ def desired_admission(
 
     Whether one server serves all users is what the daemon was started with: another desired one waits for a restart.
 
-    :raises BadValue: if the host does not have the group that may connect, or a user who has a share.
+    :raises BadValue: if the host does not have the group that may connect.
     """
     judged = tuple(devices) if state == OPEN and instance.limit_bypass == REFUSE else ()
     return Admission(
@@ -35,7 +35,7 @@ def desired_admission(
         instance.client_wait_s,
         configuration.gid_of(instance),
         multi_user=_serves_several(instance, daemon),
-        room=configuration.room_of(instance),
+        room=configuration.room_as_it_can_be(instance),
         judged_devices=judged,
     )
 

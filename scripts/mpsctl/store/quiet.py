@@ -62,6 +62,7 @@ class Courtesy:
     def __init__(self, places: Places, instance: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._places, self._instance, self._clock = places, instance, clock
         self._since_s: Optional[float] = None
+        self._met_s = 0.0
         with suppress(MpsctlError, OSError):
             files.make_directory(path(places, instance).parent)
             os.close(files.open_file(path(places, instance), os.O_RDWR | os.O_CREAT))
@@ -71,11 +72,14 @@ class Courtesy:
 
         :raises OSError: as ``admission.try_hold``.
         """
+        now_s = self._clock()
         if not locks.is_taken(path(self._places, self._instance)):
             self._since_s = None
         else:
-            now_s = self._clock()
-            self._since_s = now_s if self._since_s is None else self._since_s
+            # One that was met long ago has ended since, though nobody came who saw that.
+            begun = self._since_s is None or now_s - self._met_s > MOST_S
+            self._since_s = now_s if begun or self._since_s is None else self._since_s
+            self._met_s = now_s
             if now_s - self._since_s < MOST_S:
                 return None
         return admission.try_hold(self._places, self._instance)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mpsctl.model.places import Places
+from mpsctl.model.shares import Room, check_shares
 from mpsctl.store import admission
 from mpsctl.store.admission import Admission, ServedDaemon
 
@@ -29,6 +32,17 @@ def test_what_was_written_is_read(places: Places) -> None:
         assert admission.read(places, "0") == one
     admission.forget(places, "0")
     assert admission.read(places, "0") is None
+
+
+def test_what_a_later_build_says_besides_takes_nothing_from_the_rest(places: Places) -> None:
+    """A door's service of this build may still run then."""
+    room = Room(8, check_shares("unit:api.service=4 each-user=2"), refuse=True)
+    known = replace(OPEN, room=room, judged_devices=("GPU-1",))
+    admission.write(places, "0", known)
+    assert admission.read(places, "0") == known
+    path = admission.path(places, "0")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "of_a_later_build": {"more": [1]}}))
+    assert admission.read(places, "0") == known
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"state": "ajar", "daemon": null}', '{"state": "open"}'])

@@ -7,7 +7,7 @@ import pytest
 from fakes import FakeDaemon, Host, h200, split_by_mig, uuid
 from mpsctl.lifecycle import apply, prepare
 from mpsctl.model.errors import BadValue, MpsctlError, NotInForce, NotReady
-from mpsctl.store import record
+from mpsctl.store import admission, record
 
 MIB = 1 << 20
 
@@ -45,6 +45,19 @@ def test_a_mig_device_gets_a_share_of_its_own_memory(host: Host) -> None:
     host.nvml.all[2] = split_by_mig(2)
     host.desired("m", GPUs=uuid(300, "MIG"), DeviceMemoryLimit="50%")
     assert host.start("m").limits == {"0": 8192 * MIB}
+
+
+def test_a_share_of_a_user_whom_the_host_lost_keeps_no_instance_down(host: Host) -> None:
+    """He was deleted, or whoever knows him is not up yet: a check tells it, and a converge refuses it."""
+    shares = "each-user=2 user:0=3 user:nobodys-own=1 user:root=2"
+    host.desired(OverExpected="wait", Shares=shares)
+    host.start()
+    assert host.door_is_open()
+    told = admission.read(host.places, "0")
+    assert told is not None
+    assert told.room is not None
+    assert str(told.room.shares) == "user:0=2 each-user=2"
+    assert reload(host) == []
 
 
 def test_what_is_not_managed_is_not_touched(host: Host) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsctl.adapters import control_groups
+from mpsctl.adapters import control_groups, procfs
 from mpsctl.model.shares import Whose
 
 ALICE = 1000
@@ -19,7 +19,8 @@ class Groups:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.proc, self.mount = folder / "proc", folder / "cgroup"
-        monkeypatch.setattr(control_groups, "_PROC", self.proc)
+        monkeypatch.setattr(procfs, "_PROC", self.proc)
+        monkeypatch.setattr(procfs, "alive", lambda pid: pid == 7)
         self.version_2 = ((self.mount, ""),)
         self.version_1 = ((self.mount / "unified", ""), (self.mount / "systemd", "name=systemd"))
         monkeypatch.setattr(control_groups, "_MOUNTS", (*self.version_2, *self.version_1))
@@ -31,8 +32,11 @@ class Groups:
             os.chown(self.mount / mount / of_user.lstrip("/"), ALICE, ALICE)
 
     def process(self, *lines: str) -> Whose:
+        return self.process_of_bytes("".join(f"{line}\n" for line in lines).encode())
+
+    def process_of_bytes(self, text: bytes) -> Whose:
         (self.proc / "7").mkdir(parents=True, exist_ok=True)
-        (self.proc / "7" / "cgroup").write_text("".join(f"{line}\n" for line in lines))
+        (self.proc / "7" / "cgroup").write_bytes(text)
         return control_groups.whose(7, ALICE)
 
 
@@ -107,3 +111,31 @@ def test_what_is_not_told_is_nobodys(groups: Groups, lines: tuple[str, ...]) -> 
 
 def test_a_process_that_has_ended(groups: Groups) -> None:
     assert control_groups.whose(8, ALICE) == Whose(ALICE)
+
+
+OWN = "/user.slice/user-1000.slice/user@1000.service"
+
+
+@pytest.mark.parametrize(
+    "below",
+    [
+        *(f"a{sign}b".encode() for sign in "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"),
+        *(f"a{sign}0::/system.slice/api.service".encode() for sign in "\r\v\f\x1c\x85\u2028"),
+        b"\xff",
+        b"a:b:c",
+        b"gone/meanwhile",
+        b"/".join([b"x" * 200] * 20),
+        b"x" * 255,
+    ],
+)
+def test_whatever_a_user_calls_his_group_it_is_his_own(groups: Groups, below: bytes) -> None:
+    """The kernel forbids a line feed alone, and tells paths that are longer than a path may be."""
+    groups.make("/system.slice/api.service")
+    groups.make(OWN, of_user=OWN)
+    assert groups.process_of_bytes(b"0::" + OWN.encode() + b"/" + below + b"\n") == Whose(ALICE, OWN)
+
+
+def test_a_living_process_whose_group_cannot_be_read_says_so(groups: Groups) -> None:
+    """As the kernel gives none of a path above 4095 bytes."""
+    (groups.proc / "7" / "cgroup").mkdir(parents=True)
+    assert control_groups.whose(7, ALICE) == Whose(ALICE, group_untold=True)

@@ -14,10 +14,10 @@ from typing import Optional
 import pytest
 
 from door import ALICE, BOB, Door
-from mpsctl.front_door.census import PLACE_KEPT_S
+from mpsctl.adapters import control_groups
 from mpsctl.front_door.judge import LetIn, Refuse, Visitor, Wait
 from mpsctl.model import shares
-from mpsctl.model.shares import Room, Whose, check_shares
+from mpsctl.model.shares import PLACE_HOLDS_S, Room, Whose, check_shares
 from mpsctl.store.admission import OPEN, Admission
 
 API, BATCH, WEB = "/system.slice/api.service", "/batch.slice/batch-b.slice/job@7.service", "/system.slice/web.service"
@@ -79,9 +79,59 @@ def test_or_is_refused_at_once_where_that_is_chosen(door: Door) -> None:
     assert isinstance(verdict, Refuse)
     assert (verdict.reason, verdict.text) == ("over-expected", "the instance takes 1 client at once, and has as many")
     ends(door, first)
-    assert door.word(comes(door)) == "refused: over-expected", "its server may list it still"
-    door.host.clock.pass_by(2)
-    door.ask(comes(door))
+    assert door.word(comes(door)) == "let-in"
+
+
+def test_nobody_is_refused_by_what_the_daemon_said_long_ago(door: Door) -> None:
+    hold(door, 1, refuse=True)
+    first = works(door, comes(door))
+    door.host.clock.pass_by(30)
+    ends(door, first)
+    door.host.clock.pass_by(10)
+    assert door.word(comes(door)) == "let-in", "the very first one that comes"
+
+
+def test_when_several_have_ended_as_many_come_in_by_one_list(door: Door) -> None:
+    """Who ended is not met again in the notes, which forget him later."""
+    hold(door, 3)
+    first, late = [works(door, comes(door)) for _ in range(3)], [comes(door) for _ in range(3)]
+    assert {door.word(one, within_s=1) for one in late} == {NO_PLACE}
+    for one in first:
+        ends(door, one)
+    assert door.settled(late[0]) == LetIn(door.served)
+    asked = len(door.daemon.commands)
+    for one in late:
+        assert door.judge.judge(one) == LetIn(door.served)
+        door.passes(one)
+    assert len(door.daemon.commands) == asked
+    door.host.clock.pass_by(0.2)
+    assert door.judge.judge(comes(door)) == Wait(NO_PLACE, shares.ALL)
+
+
+def test_who_can_come_to_no_server_any_more_has_no_place(door: Door) -> None:
+    """He began with a server that has ended, and would be told so."""
+    hold(door, 1)
+    door.come_in(comes(door))
+    door.end_server(the_server(door))
+    door.host.clock.pass_by(6)
+    assert door.word(comes(door, BOB), within_s=10) == "let-in"
+
+
+def test_who_comes_again_has_two_minutes_again(door: Door) -> None:
+    """A program that another one became by exec(2) loads its data first."""
+    hold(door, 1)
+    first, late = works(door, comes(door)), comes(door)
+    assert door.word(late, within_s=2) == NO_PLACE
+    no_context(door, first)
+    door.come_in(again(door, first))
+    assert door.word(late, within_s=30) == NO_PLACE
+
+
+def test_who_hides_his_group_comes_in_by_no_share_of_a_unit(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_groups, "whose", lambda pid, uid: Whose(uid, group_untold=True))
+    hold(door, 8, "each-unit=2")
+    assert door.word(comes(door)) == ONE_TOO_MANY
+    hold(door, 8, "each-user=2")
     assert door.word(comes(door)) == "let-in"
 
 
@@ -123,7 +173,7 @@ def test_who_makes_no_context_keeps_his_place_for_two_minutes(door: Door) -> Non
     hold(door, 1)
     door.come_in(comes(door))
     late = comes(door)
-    assert door.word(late, within_s=PLACE_KEPT_S - 5) == NO_PLACE
+    assert door.word(late, within_s=PLACE_HOLDS_S - 5) == NO_PLACE
     assert door.word(late, within_s=10) == "let-in"
 
 
@@ -322,7 +372,7 @@ class Counted:
     def has_place(self, visitor: Visitor) -> bool:
         """Who makes no context gives his place away after a while."""
         listed = visitor.pid in self.door.daemon.servers[the_server(self.door)].clients
-        return listed or self.door.host.clock.now_s < self.since_s[visitor.pid] + PLACE_KEPT_S
+        return listed or self.door.host.clock.now_s < self.since_s[visitor.pid] + PLACE_HOLDS_S
 
     def holds(self) -> None:
         holders = list(filter(self.has_place, self.here))

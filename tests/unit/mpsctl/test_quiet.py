@@ -101,3 +101,16 @@ def test_a_look_that_was_stopped_keeps_nobody_out_for_ever(places: Places) -> No
     assert may_pass(door)
     with quiet.kept(places, "0"):
         assert not may_pass(door), "the next look is heard again"
+
+
+def test_a_look_that_was_met_long_ago_takes_no_time_from_the_next_one(places: Places) -> None:
+    """Nobody came meanwhile who could have seen its end."""
+    clock = [1000.0]
+    door = quiet.Courtesy(places, "0", lambda: clock[0])
+    with quiet.kept(places, "0"):
+        assert not may_pass(door)
+    clock[0] += 100
+    with quiet.kept(places, "0"):
+        assert not may_pass(door)
+        clock[0] += 0.5
+        assert not may_pass(door)

@@ -9,7 +9,6 @@ import pytest
 
 from door import ALICE, BOB, Door
 from mpsctl.checks import words
-from mpsctl.front_door import census, notebook
 from mpsctl.front_door.judge import LetIn, Visitor
 from mpsctl.model import shares
 from mpsctl.model.shares import Room, check_shares
@@ -21,10 +20,6 @@ from mpsctl.store.admission import OPEN, Admission
 from mpsctl.store.front_door_notes import Notes, Waits
 
 UNITS = ("/system.slice/api.service", "/batch.slice/job@7.service", "/system.slice/web.service")
-
-
-def test_a_place_is_kept_for_as_long_as_the_door_keeps_it() -> None:
-    assert (shares.ARRIVING_S, shares.PLACE_HOLDS_S) == (notebook.ARRIVING_S, census.PLACE_KEPT_S)
 
 
 class Crowd:
