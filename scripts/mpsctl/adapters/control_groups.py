@@ -34,8 +34,14 @@ def whose(pid: int, uid: int) -> Whose:
             end = len(path) if container is None else container[1]
             group = _made_by_root(mount, path[:end])
             whole = container is not None and len(group) >= len(path[:end].rstrip("/"))
-            return Whose(uid, group, container[0] if container is not None and whole else "")
+            return Whose(uid, _as_units(group), container[0] if container is not None and whole else "")
     return Whose(uid)
+
+
+def _as_units(group: str) -> str:
+    """The path with the names of units: systemd puts ``_`` before one that the kernel could take for its own file, as
+    cpu.service, or that begins with ``_`` itself (systemd 252)."""
+    return "/".join(part[1:] if part.startswith("_") else part for part in group.split("/"))
 
 
 def _made_by_root(mount: Path, path: str) -> str:

@@ -52,6 +52,21 @@ def test_a_unit_of_root(groups: Groups) -> None:
     assert groups.process("0::/system.slice/api.service") == Whose(ALICE, "/system.slice/api.service")
 
 
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("/system.slice/_cpu.service", "/system.slice/cpu.service"),
+        ("/_memory.slice/in-slice.service", "/memory.slice/in-slice.service"),
+        ("/system.slice/__x.service", "/system.slice/_x.service"),
+        ("/system.slice/a_b.service", "/system.slice/a_b.service"),
+    ],
+)
+def test_a_unit_whose_name_systemd_had_to_change_has_its_own(groups: Groups, path: str, names: str) -> None:
+    """As systemd 252 has these units' groups."""
+    groups.make(path)
+    assert groups.process(f"0::{path}").group == names
+
+
 def test_what_a_user_named_says_nothing(groups: Groups) -> None:
     own = "/user.slice/user-1000.slice/user@1000.service"
     groups.make(f"{own}/app.slice/api.service", of_user=own)
