@@ -272,8 +272,8 @@ def _tell(host: Host, **other: Any) -> None:
 
 
 def share_of_nobody(host: Host) -> None:
-    with pytest.raises(AssertionError, match="no-such-user"):
-        _again(host, OverExpected="wait", Shares="user:no-such-user=1")
+    """As of one who was deleted since: the instance goes on without that share."""
+    _again(host, OverExpected="wait", Shares="user:no-such-user=1")
 
 
 def gpu_vanished(host: Host) -> None:
