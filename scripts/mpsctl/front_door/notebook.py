@@ -40,6 +40,8 @@ class Notebook:
         self._rest = replace(found, waiting=(), let_in=())
         self._written_s = self._pruned_s = world.now_s() - _PRUNE_S
         self._ticks = os.sysconf("SC_CLK_TCK")
+        if found.waiting:  # before the process that ended: they were told no with it
+            self._order()
 
     @property
     def greeting(self) -> str:

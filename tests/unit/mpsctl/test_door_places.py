@@ -267,6 +267,15 @@ def test_the_notes_say_what_place_is_missing(door: Door) -> None:
     assert (waits.pid, waits.why, waits.place) == (late.pid, NO_PLACE, "unit:api.service")
 
 
+def test_who_waited_before_a_door_that_ended_waits_there_no_more(door: Door) -> None:
+    hold(door, 1)
+    works(door, comes(door))
+    door.settled(comes(door), within_s=1)
+    assert len(door.notes.waiting) == 1
+    door.begin()
+    assert door.notes.waiting == ()
+
+
 @pytest.mark.parametrize("refuse", [True, False])
 def test_a_share_of_nothing_is_refused_at_once(door: Door, refuse: bool) -> None:
     hold(door, None, f"user:{BOB}=0", refuse)
