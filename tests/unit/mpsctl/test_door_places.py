@@ -273,7 +273,7 @@ def test_who_waited_before_a_door_that_ended_waits_there_no_more(door: Door) -> 
     door.settled(comes(door), within_s=1)
     assert len(door.notes.waiting) == 1
     door.begin()
-    assert door.notes.waiting == ()
+    assert not door.notes.waiting
 
 
 @pytest.mark.parametrize("refuse", [True, False])
