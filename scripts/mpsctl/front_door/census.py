@@ -15,7 +15,7 @@ from typing import AbstractSet, Optional, Tuple
 from mpsctl.adapters import control_groups, procfs
 from mpsctl.front_door.judge import Visitor
 from mpsctl.front_door.notebook import Notebook
-from mpsctl.front_door.readiness import Lists, Readiness
+from mpsctl.front_door.readiness import Lists
 from mpsctl.model import shares
 from mpsctl.model.shares import ARRIVING_S, PLACE_HOLDS_S, Room, Whose
 from mpsctl.store.admission import ServedDaemon
@@ -42,10 +42,13 @@ class _Member:
 
 
 class Census:
-    """The processes of one instance's daemon. The loop alone uses it."""
+    """The processes of one instance's daemon. The loop alone uses it.
 
-    def __init__(self, world: World, notebook: Notebook, readiness: Readiness) -> None:
-        self._world, self._notebook, self._readiness = world, notebook, readiness
+    ``_without`` are those who gave their places away, with the moment at which they were let in last.
+    """
+
+    def __init__(self, world: World, notebook: Notebook) -> None:
+        self._world, self._notebook = world, notebook
         self._members: dict[_Key, _Member] = {}
         self._without: dict[_Key, float] = {}
         self._ended_s: Optional[float] = None
@@ -132,7 +135,8 @@ class Census:
                 member.ended_s = self._world.now_s()
             if lists.at_s > member.ended_s or not serves:
                 del self._members[key]
-                self._notebook.has_ended(*key)
+                if started_at is not None:
+                    self._notebook.has_ended(pid, started_at)
         elif not serves:  # through another server it does not come in
             self._gives_away(key, member)
         elif not noted and not member.was_listed:

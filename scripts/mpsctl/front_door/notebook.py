@@ -5,7 +5,6 @@ The loop and the worker both note something, so each change is made under a lock
 
 from __future__ import annotations
 
-import os
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -39,7 +38,6 @@ class Notebook:
         self._waiting: dict[int, Waits] = {}
         self._rest = replace(found, waiting=(), let_in=())
         self._written_s = self._pruned_s = world.now_s() - _PRUNE_S
-        self._ticks = os.sysconf("SC_CLK_TCK")
         if found.waiting:  # before the process that ended: they were told no with it
             self._order()
 
@@ -97,11 +95,10 @@ class Notebook:
                 self.version += 1
         self._order()
 
-    def has_ended(self, pid: int, started_at: Optional[int]) -> None:
+    def has_ended(self, pid: int, started_at: int) -> None:
         """Forget a process that ended: of one without a daemon nothing is ever asked."""
         with self._lock:
-            for key in [(pid, started_at)] if started_at is not None else []:
-                self._let_in.pop(key, None)
+            self._let_in.pop((pid, started_at), None)
 
     def noted(self, visitor: Visitor) -> Optional[LetIn]:
         """Where the visitor's process was let in, if it was. A program that it became since by exec(2) was not: it
@@ -115,11 +112,7 @@ class Notebook:
         """Who was let in to this very daemon, and had not ended when that was looked at last."""
         with self._lock:
             every = list(self._let_in.values())
-        return [noted for noted in every if self.is_of(noted, daemon)]
-
-    def is_of(self, noted: LetIn, daemon: ServedDaemon) -> bool:
-        """Whether it was this very daemon: an earlier process may have had its pid, but not in this one's life."""
-        return noted.daemon_pid == daemon.pid and noted.at_s >= (daemon.started_at - 1) / self._ticks
+        return [noted for noted in every if noted.is_of(daemon.pid, daemon.started_at)]
 
     def arriving(self, daemon: ServedDaemon) -> frozenset[int]:
         """The users of processes that were let in a moment ago and live: their server may not list them yet."""

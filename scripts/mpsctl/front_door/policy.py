@@ -71,7 +71,7 @@ class InstanceJudge:
         self._jam = Jam(world, instance, worker, self._notebook, lambda daemon: self._account.jammed(daemon.pid))
         self._greeting = Greeting(world, worker, self._notebook, self._jam.suspect, hear)
         self._readiness = Readiness(world, instance, worker, self._jam.suspect)
-        self._census = Census(world, self._notebook, self._readiness)
+        self._census = Census(world, self._notebook)
         self._environments = Environments(world)
         self._telling = Telling(world.places, instance)
         self._queue = Queue()
@@ -139,7 +139,7 @@ class InstanceJudge:
 
     def _is_lost(self, noted: front_door_notes.LetIn, daemon: Optional[ServedDaemon]) -> bool:
         """Whether the server that a process was let in to has ended, or is not one of the daemon that serves now."""
-        return not noted.server_lives or (daemon is not None and not self._notebook.is_of(noted, daemon))
+        return not noted.server_lives or (daemon is not None and not noted.is_of(daemon.pid, daemon.started_at))
 
     def _judge_later(
         self,
@@ -169,8 +169,7 @@ class InstanceJudge:
             return None
         if before.whose.group_untold and any(share.kind != shares.USER for share in room.shares):
             return _of_no_group()
-        ended_s = self._census.waits_for_lists_since()
-        lists = self._readiness.lists(want, ended_s)
+        lists = self._readiness.lists(want, self._census.waits_for_lists_since())
         if lists is None:
             return Wait(words.SERVER_NOT_READY)
         place = self._census.no_place(visitor, before.whose, room, lists)
@@ -179,11 +178,13 @@ class InstanceJudge:
         most = dict(shares.places(room, before.whose))[place]
         if not most:
             return _one_too_many(place, most)
-        asked_s = max(before.since_s, self._census.waits_for_lists_since() or 0.0)
-        if not room.refuse or lists.at_s <= asked_s:  # who is refused is refused by what the daemon says now
-            self._readiness.lists(want, asked_s if room.refuse else ended_s)
+        if not room.refuse:
             return Wait(words.NO_PLACE, place)
-        return _one_too_many(place, most)
+        asked_s = max(before.since_s, self._census.waits_for_lists_since() or 0.0)
+        if lists.at_s > asked_s:
+            return _one_too_many(place, most)
+        self._readiness.lists(want, asked_s)  # who is refused is refused by what the daemon says now
+        return Wait(words.NO_PLACE, place)
 
     def _meets(self, visitor: Visitor, daemon: ServedDaemon, admission: Admission, before: _Before) -> Verdict:
         """What a visitor meets that may come in: its daemon, those who came before it, its server."""
