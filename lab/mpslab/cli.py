@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any, Mapping, Optional, Sequence
 
-from mpslab import boot, daemons, enter, fleet, gpus, hosts, machine, models, passthrough, roots, ssh
+from mpslab import boot, daemons, enter, fleet, gpus, hosts, machine, models, packages, passthrough, roots, ssh
 from mpslab.errors import LabError
 from mpslab.places import Places, places
 
@@ -52,6 +52,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     verb.add_argument(
         "--disk", type=int, metavar="MIB", help="the host's own files lie in memory and take no more than this"
+    )
+    verb.add_argument(
+        "--packages", choices=sorted(packages.GROUPS), help="more of Debian's packages, whose daemons nobody starts"
     )
     verb.add_argument("--release", choices=roots.RELEASES, help="Debian (default bookworm)")
     verb.add_argument("--driver-delay", type=float, metavar="SECONDS", help="the driver loads this late")
@@ -160,12 +163,13 @@ def _desired(options: argparse.Namespace) -> fleet.Desired:
         shares=tuple(map(passthrough.share, options.share)),
         standin_server=options.standin_server,
         disk_mib=options.disk,
+        packages=options.packages or "",
     )
 
 
 def _real_desired(options: argparse.Namespace) -> fleet.Desired:
     """:raises LabError: with options that only simulated GPUs and drivers can follow."""
-    for name in ("gpus", "model", "mig", "daemon", "no_daemon", "standin_server", "disk", "driver_delay"):
+    for name in ("gpus", "model", "mig", "daemon", "no_daemon", "standin_server", "disk", "packages", "driver_delay"):
         value = getattr(options, name)
         if value is not None and value is not False:
             raise LabError(

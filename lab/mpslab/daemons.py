@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpslab import processes, removal, roots
+from mpslab import apt, processes, removal, roots
 from mpslab.errors import LabError
 from mpslab.places import Places
 from mpslab.progress import step
@@ -37,32 +37,10 @@ def daemon(places: Places, label: str, root: Path) -> Daemon:
 
 
 def _fetch(places: Places, label: str, root: Path) -> Daemon:
-    """With a private apt configuration and state: the machine's own stay as they are."""
     work = places.builds / f"daemon-{label}"
     removal.remove(work)
-    for folder in ("state/lists/partial", "cache/archives/partial", "sources.list.d", "preferences.d", "layer"):
-        (work / folder).mkdir(parents=True)
-    (work / "status").touch()
-    (work / "sources.list").write_text(roots.source_line(roots.archive(root), SUITES[label]) + "\n")
-    (work / "apt.conf").write_text(
-        "\n".join(
-            (
-                *roots.apt_options(),
-                f'Dir::Etc::SourceList "{work}/sources.list";',
-                f'Dir::Etc::SourceParts "{work}/sources.list.d";',
-                f'Dir::Etc::Preferences "{work}/preferences";',
-                f'Dir::Etc::PreferencesParts "{work}/preferences.d";',
-                f'Dir::State "{work}/state";',
-                f'Dir::State::Status "{work}/status";',
-                f'Dir::Cache "{work}/cache";',
-                'APT::Sandbox::User "root";',
-                'Acquire::Languages "none";',
-                # unstable suites may stand past their date for days; their signature is checked all the same
-                'Acquire::Check-Valid-Until "false";',
-            )
-        )
-    )
-    environment = {**processes.ENVIRONMENT, "APT_CONFIG": str(work / "apt.conf")}
+    (work / "layer").mkdir(parents=True)
+    environment = apt.private(work, roots.source_line(roots.archive(root), SUITES[label]))
     processes.run(["apt-get", "update"], env=environment, log=places.base / f"cache/logs/daemon-{label}.log")
     processes.run(
         ["sh", "-c", f'cd "$1" && apt-get download {PACKAGE}', "sh", work],

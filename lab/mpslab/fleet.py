@@ -22,6 +22,7 @@ from mpslab import (
     limits,
     models,
     neighbours,
+    packages,
     passthrough,
     removal,
     roots,
@@ -55,6 +56,7 @@ class Desired:
     gpu: str = hosts.SIMULATED_GPU
     standin_server: bool = False
     disk_mib: Optional[int] = None
+    packages: str = ""
 
     @property
     def real(self) -> bool:
@@ -175,6 +177,8 @@ def _parts(places: Places, desired: Desired) -> _Parts:
     """Roots and layers, built and fetched where they are not there yet."""
     root = roots.root(places, desired.release)
     layers = [layer.layer(places), root]
+    if desired.packages:
+        layers.insert(1, packages.layer(places, desired.packages, root))
     if desired.daemon is None:
         return _Parts(tuple(map(str, layers)), None, _DRIVER_WITHOUT_DAEMON, desired.release, desired.gpus)
     fetched = daemons.daemon(places, desired.daemon, root)
@@ -235,6 +239,7 @@ def _wanted(
             nspawn=parts.nspawn,
             standin_server=desired.standin_server,
             disk_mib=desired.disk_mib,
+            packages=desired.packages,
         )
         there = present.get(host.name)
         wanted.append(host if there is None else _same(host, there))
@@ -244,7 +249,7 @@ def _wanted(
 def _same(desired: hosts.Host, there: hosts.Host) -> hosts.Host:
     """Layers from newer sources are no difference to the user: they come with the next down and up."""
     # a real host has the GPUs that its machine has at each boot
-    more = ("shares",) if desired.real else ("gpus", "model", "mig", "standin_server", "disk_mib")
+    more = ("shares",) if desired.real else ("gpus", "model", "mig", "standin_server", "disk_mib", "packages")
     for field in ("gpu", "release", "daemon", *more):
         found, expected = getattr(there, field), getattr(desired, field)
         if found != expected:
@@ -282,6 +287,9 @@ def _prune(places: Places) -> None:
     current = layer.layer_path(places)
     for old in places.layers.glob("*"):
         if old != current:
+            removal.remove(old)
+    for old in places.packages.glob("*"):
+        if old not in packages.current(places):
             removal.remove(old)
     for leftover in places.base.glob("trial-*"):
         removal.remove(leftover)

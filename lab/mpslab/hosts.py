@@ -67,6 +67,8 @@ class Host:
     """Whether the lab's stand-in lies where the control daemon looks for NVIDIA's MPS server."""
     disk_mib: Optional[int] = None
     """How much its own files may take, which then lie in memory; None: what the machine's disk has."""
+    packages: str = ""
+    """The group of Debian's packages that it has beyond the root, empty for none."""
 
     @property
     def real(self) -> bool:

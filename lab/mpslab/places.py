@@ -35,6 +35,10 @@ class Places:
         return self.base / "cache/layers"
 
     @property
+    def packages(self) -> Path:
+        return self.base / "cache/packages"
+
+    @property
     def hosts(self) -> Path:
         return self.base / "hosts"
 

@@ -100,6 +100,21 @@ def health_timer(view: View) -> Finding:
     )
 
 
+@judgement(of_host=True)
+def metrics_written(view: View) -> Finding:
+    """Where metrics are to be written for a node exporter, the last look could write them."""
+    metrics = view.host.metrics
+    if metrics is None:
+        return passed("no metrics are written")
+    if not metrics.problem:
+        return passed(f"in {shown(metrics.folder)}")
+    return warned(
+        f"the last look could not write metrics in {shown(metrics.folder)}: {shown(metrics.problem)}",
+        "a folder that root can write, with no link on the way",
+        "playbooks/monitoring.yml makes it; or set another mps_metrics_directory",
+    )
+
+
 @judgement(of_host=True, verbs=VERIFY_ONLY)
 def other_managers(view: View) -> Finding:
     """Nobody else manages MPS here: Kubernetes, Slurm, a vendor's unit (B49, B61)."""
@@ -265,6 +280,7 @@ JUDGEMENTS = (
     instances_have_files,
     owned_by_root,
     health_timer,
+    metrics_written,
     other_managers,
     foreign_daemons,
     left_over_servers,

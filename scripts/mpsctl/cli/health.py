@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
-from mpsctl.cli import output
+from mpsctl.cli import checked, output
+from mpsctl.model import checked_values
 from mpsctl.observe.asked import Asked
 from mpsctl.store.world import World
 
@@ -14,11 +16,22 @@ if TYPE_CHECKING:
 
 
 def health(world: World, options: argparse.Namespace) -> int:
-    """Judge every instance that has a file, and act where its file says so."""
+    """Judge every instance that has a file, act where its file says so, and write metrics where that is asked for.
+
+    :raises BadValue: for a directory that metrics cannot be in.
+    """
+    began_s = world.now_s()
+    folder, by = options.metrics_directory, options.metrics_by
+    if folder is not None:
+        folder = checked.option("--metrics-directory", checked_values.check_metrics_directory, folder)
     begun = Asked(world)
     from mpsctl.lifecycle import health as lifecycle  # read while NVML and systemd are at work
+    from mpsctl.metrics import keep
 
     done = lifecycle.health(world, begun)
+    problem = keep.keep(world, done.report, began_s, folder, by)
+    if problem:
+        output.say(f"mpsctl health: the metrics could not be written: {problem}", stream=sys.stderr)
     if options.json:
         answer = done.report.as_json()
         for name, one in answer["instances"].items():

@@ -102,6 +102,15 @@ def _none(parser: argparse.ArgumentParser) -> None:
     """A verb without options of its own."""
 
 
+def _metrics(parser: argparse.ArgumentParser, option: str = "--by") -> None:
+    parser.add_argument(option, choices=("unit", "container"), help="tell clients apart by unit or container as well")
+
+
+def _health(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--metrics-directory", metavar="DIR", help="write metrics to DIR/mps.prom, for a node exporter")
+    _metrics(parser, "--metrics-by")
+
+
 def _reconcile(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(json=True)  # its answer is JSON in any case
     _only_check(parser)
@@ -142,12 +151,8 @@ class _FormerFlag(argparse.Action):
 def _verify(parser: argparse.ArgumentParser) -> None:
     _name_any(parser)
     parser.add_argument("--all", action="store_true", help="show what passed as well, check by check")
-    parser.add_argument(
-        "--probe-client",
-        action="store_true",
-        dest="probe",
-        help="send a real CUDA client through each instance as well",
-    )
+    through = "send a real CUDA client through each instance as well"
+    parser.add_argument("--probe-client", action="store_true", dest="probe", help=through)
     parser.add_argument("--witness", action=_FormerFlag, now="--probe-client", dest="probe")
     parser.add_argument("--allocate", action="store_true", help="with it: try its limit, and run a small kernel")
 
@@ -221,9 +226,7 @@ def _place(parser: argparse.ArgumentParser, gpu: str) -> None:
 
 def _measure(parser: argparse.ArgumentParser) -> None:
     _place(parser, "on this GPU, by index, UUID or PCI address")
-    parser.add_argument(
-        "--threads", metavar="P", action="append", default=[], help="at this percentage; may be repeated"
-    )
+    parser.add_argument("--threads", metavar="P", action="append", default=[], help="at this percentage; repeatable")
     parser.add_argument("--force", action="store_true", help="on a busy GPU as well: figures may be too high")
 
 
@@ -294,7 +297,7 @@ def _bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", metavar="S", default="2", help="how long one run counts (default: %(default)s)")
     parser.add_argument("--rounds", metavar="N", default="3", help="how often each run is made (default: %(default)s)")
     parser.add_argument(
-        "--threads", metavar="P", action="append", default=[], help="MPS at this thread percentage; may be repeated"
+        "--threads", metavar="P", action="append", default=[], help="MPS at this percentage; repeatable"
     )
     parser.add_argument(
         "--memory", metavar="Q", action="append", default=[], help="MPS under this limit per process; may be repeated"
@@ -341,9 +344,10 @@ VERBS: dict[str, Verb] = {
     ),
     "health": Verb(
         "judge every instance for a timer, and end clients without their limit where its file says so",
-        _none,
+        _health,
         "health.health",
     ),
+    "metrics": Verb("what a look counted, for Prometheus", _metrics, "metrics.metrics"),
     "gpus": Verb("the GPUs of this host under every name they have", _none, "gpus.gpus"),
     "env": Verb("what a client of an instance must export", _env, "env.env"),
     "version": Verb("the version of this program, its build, and of what it talks to", _none, "version.version"),

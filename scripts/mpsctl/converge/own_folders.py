@@ -21,7 +21,10 @@ from mpsctl.store import front_door_notes
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _HALF = r"\.[^/]+\.[0-9]+\.new"
-_OF_STATE = r"measured\.json|selinux-module|former-compute-modes/[A-Z]+-[0-9a-fA-F-]+|public-directories/[^/]+\.json"
+_OF_STATE = (
+    r"(?:measured|metrics)\.json|selinux-module|former-compute-modes/[A-Z]+-[0-9a-fA-F-]+"
+    r"|public-directories/[^/]+\.json"
+)
 _OF_INSTANCE = (
     r"(?:admission|in-force|starts|drained|silent|escapes|open-log|front-door)\.json|last-good\.conf|daemon\.env"
     r"|(?:session|quiet)\.lock|admission\.(?:entry\.)?lock|front-door\.(?:telling|pause|let-in|let-in-before)"

@@ -18,7 +18,7 @@ from mpsctl.converge.answer import Answer
 from mpsctl.converge.file_steps import RemovePartialFile
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
 from mpsctl.converge.remains_steps import RemoveFormerDirectory, RemoveTransport
-from mpsctl.converge.removal_steps import RemoveDirectory, RemoveFile, RemoveProgram, StopHelpers
+from mpsctl.converge.removal_steps import RemoveDirectory, RemoveFile, RemoveMetrics, RemoveProgram, StopHelpers
 from mpsctl.converge.step import Occupied, Step, withhold
 from mpsctl.converge.unit_steps import ReloadSystemd
 from mpsctl.lifecycle import drain, host_lock
@@ -32,7 +32,7 @@ from mpsctl.observe.asked import unit_of
 from mpsctl.observe.facts import ClientFacts
 from mpsctl.observe.host import HostFacts
 from mpsctl.observe.remains import Remains
-from mpsctl.store import configuration, record, saved_compute_modes
+from mpsctl.store import configuration, metrics_file, record, saved_compute_modes
 from mpsctl.store.world import World
 
 _HELPERS = (TIMER, HEALTH)
@@ -152,6 +152,7 @@ def _steps(found: _Found, on_clients: str, drain_timeout_s: int) -> list[Step]:
         *_modes(found, needs),
         *(RemoveFile(path, needs) for path in found.units),
         *_remains(found, needs),
+        *_metrics(world, needs),
     ]
     unload = [policy_steps.unload(world, needs)] if policy_steps.record(world).exists() else []
     directories = list(_directories(world, needs))
@@ -172,6 +173,12 @@ def _modes(found: _Found, needs: Mapping[str, str]) -> Iterator[RestoreComputeMo
         mode = saved_compute_modes.to_bring_back(found.world, gpu)
         if mode is not None:
             yield RestoreComputeMode(gpu, mode, needs)
+
+
+def _metrics(world: World, needs: Mapping[str, str]) -> Iterator[RemoveMetrics]:
+    known = metrics_file.read(world.places)
+    if known is not None:
+        yield RemoveMetrics(Path(known.folder) / metrics_file.NAME, needs)
 
 
 def _remains(found: _Found, needs: Mapping[str, str]) -> Iterator[Step]:

@@ -10,7 +10,8 @@ from mpsctl.converge import own_folders
 from mpsctl.converge.answer import Difference, state
 from mpsctl.converge.file_steps import text_of
 from mpsctl.converge.step import Context, Step
-from mpsctl.model.errors import MpsctlError
+from mpsctl.model.errors import MpsctlError, one_line
+from mpsctl.store import metrics_file
 
 
 @dataclass(eq=False, repr=False)
@@ -57,6 +58,29 @@ class RemoveFile(Step):
     def act(cls, steps: Sequence[RemoveFile], _: Context) -> None:
         for step in steps:
             step.path.unlink(missing_ok=True)
+
+
+@dataclass(eq=False, repr=False)
+class RemoveMetrics(Step):
+    """Remove the file of metrics where a node exporter finds it, with its record."""
+
+    kind = "remove-metrics"
+    path: Path
+    needs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return f"remove {self.path}"
+
+    def differences(self) -> list[Difference]:
+        return [state(str(self.path), "present", "absent")]
+
+    @classmethod
+    def act(cls, _: Sequence[RemoveMetrics], context: Context) -> None:
+        try:
+            metrics_file.take_away(context.world.places)
+        except (MpsctlError, OSError) as error:
+            context.problems.append(one_line(error))
 
 
 @dataclass(eq=False, repr=False)

@@ -7,8 +7,7 @@ from typing import Callable, Optional
 
 from mpsctl.front_door.journal import Journal
 from mpsctl.model import foreign
-
-LET_IN, REFUSED, GAVE_UP, TURNED_AWAY, JAMMED = "let-in", "refused", "gave-up", "turned-away", "jammed"
+from mpsctl.store.front_door_notes import GAVE_UP, JAMMED, LET_IN, REFUSED, TURNED_AWAY
 
 _WINDOW_S = 60.0
 _MOST = 60
@@ -35,24 +34,34 @@ class _Window:
 
 
 class Account:
-    """The lines of one instance. ``now_s`` is the clock of its windows."""
+    """The lines of one instance. ``now_s`` is the clock of its windows. ``count`` is told of everybody, with what
+    became of him, the reason, and of how many of the kind that is the line."""
 
-    def __init__(self, journal: Journal, instance: str, now_s: Callable[[], float]) -> None:
-        self._journal, self._instance, self._now_s = journal, instance, now_s
+    def __init__(
+        self,
+        journal: Journal,
+        instance: str,
+        now_s: Callable[[], float],
+        count: Callable[[str, str, int], None],
+    ) -> None:
+        self._journal, self._instance, self._now_s, self._count = journal, instance, now_s, count
         self._windows: dict[tuple[str, int], _Window] = {}
         self._next_s: Optional[float] = None
 
     def let_in(self, client: Client, waited_s: float) -> None:
+        self._count(LET_IN, "", 1)
         self._send(self._of(LET_IN, client, "", waited_s), f"{_who(client)} was let in", _INFO)
 
     def refused(self, client: Client, reason: str, text: str, waited_s: float, waited_for: str = "") -> None:
         """``waited_for`` is the word for what it waited for last, empty where it did not."""
+        self._count(REFUSED, reason, 1)
         if self._counted(REFUSED, client.uid, reason):
             after = f" (it waited for: {waited_for})" if waited_for else ""
             fields = self._of(REFUSED, client, reason, waited_s, waited_for)
             self._send(fields, f"{_who(client)} was refused: {text}{after}", _WARNING)
 
     def gave_up(self, client: Client, waited_for: str, waited_s: float) -> None:
+        self._count(GAVE_UP, waited_for, 1)
         if self._counted(GAVE_UP, client.uid, waited_for):
             after = f" (it waited for: {waited_for})" if waited_for else ""
             fields = self._of(GAVE_UP, client, waited_for, waited_s, waited_for)
@@ -60,6 +69,7 @@ class Account:
 
     def turned_away(self, client: Client, reason: str, text: str, count: int) -> None:
         """``count`` connections of its user, of which it had the last."""
+        self._count(TURNED_AWAY, reason, count)
         fields = {**self._of(TURNED_AWAY, client, reason), "MPS_COUNT": str(count)}
         more = f", the last of {count} of this user" if count > 1 else ""
         self._send(fields, f"{_who(client)} was turned away: {text}{more}", _WARNING)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Optional
 
 from mpsctl.adapters import procfs
+from mpsctl.front_door import words
 from mpsctl.front_door.judge import Visitor
 from mpsctl.front_door.servers import Seen
 from mpsctl.front_door.worker import Worker
@@ -36,7 +37,10 @@ class Notebook:
         found = front_door_notes.read(world.places, instance)
         self._let_in = {(one.pid, one.started_at): one for one in sorted(found.let_in, key=lambda one: one.at_s)}
         self._waiting: dict[int, Waits] = {}
-        self._rest = replace(found, waiting=(), let_in=())
+        self._rest = replace(found, waiting=(), let_in=(), counts={})
+        self._counts = {event: dict(reasons) for event, reasons in found.counts.items()}
+        for event, reasons in words.COUNTED.items():  # a series that begins at 0 is seen to rise
+            self._counts[event] = {**dict.fromkeys(reasons, 0), **self._counts.get(event, {})}
         self._written_s = self._pruned_s = world.now_s() - _PRUNE_S
         if found.waiting:  # before the process that ended: they were told no with it
             self._order()
@@ -127,6 +131,13 @@ class Notebook:
                 found.add(noted.uid)
         return frozenset(found)
 
+    def count(self, event: str, reason: str, number: int) -> None:
+        """Count what became of ``number`` clients."""
+        with self._lock:
+            reasons = self._counts.setdefault(event, {})
+            reasons[reason] = reasons.get(reason, 0) + number
+        self._order()
+
     def found_jammed(self, jammed: Optional[Jammed]) -> None:
         self._change(replace(self._rest, jammed=jammed))
 
@@ -156,7 +167,12 @@ class Notebook:
             self._prune()
         with self._lock:
             front_door_notes.set_aside(self._world.places, self._instance)
-            notes = replace(self._rest, waiting=tuple(self._waiting.values()), let_in=tuple(self._let_in.values()))
+            notes = replace(
+                self._rest,
+                waiting=tuple(self._waiting.values()),
+                let_in=tuple(self._let_in.values()),
+                counts={event: dict(reasons) for event, reasons in self._counts.items()},
+            )
         self._written_s = now_s
         try:
             front_door_notes.write(self._world.places, self._instance, notes)

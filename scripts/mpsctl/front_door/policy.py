@@ -65,8 +65,8 @@ class InstanceJudge:
     ) -> None:
         self._world, self._worker = world, worker
         self._journal = Journal(world.places, partial(scribe.order_in, "journal", _JOURNAL_AGAIN_S))
-        self._account = Account(self._journal, instance, world.now_s)
         self._notebook = Notebook(world, instance, scribe)
+        self._account = Account(self._journal, instance, world.now_s, self._notebook.count)
         self._outlook = Outlook(world, instance, worker)
         self._jam = Jam(world, instance, worker, self._notebook, lambda daemon: self._account.jammed(daemon.pid))
         self._greeting = Greeting(world, worker, self._notebook, self._jam.suspect, hear)

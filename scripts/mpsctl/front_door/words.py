@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Mapping
+
+from mpsctl.store.front_door_notes import GAVE_UP, LET_IN, REFUSED
+
 (
     LIMITS_NOT_IN_FORCE,
     DAEMON_DOWN,
@@ -63,3 +67,38 @@ from __future__ import annotations
     "limit-bypass",
 )
 """Why one is refused, beside DRAINED."""
+
+WAITS = (
+    LIMITS_NOT_IN_FORCE,
+    DAEMON_DOWN,
+    DRAINED,
+    ANOTHER_USER,
+    SERVER_STARTING,
+    SERVER_NOT_READY,
+    SERVER_FAULT,
+    SERVER_STOPPED,
+    DAEMON_SILENT,
+    DAEMON_STOPPED,
+    SESSION_HELD,
+    JAMMED,
+    CLIENT_ENDED,
+    NO_PLACE,
+    ENVIRONMENT,
+)
+REFUSALS = (
+    STOPPED,
+    DISABLED,
+    MASKED,
+    NOT_FOUND,
+    SKIPPED,
+    FAILED,
+    NOT_IN_GROUP,
+    UNKNOWN_GREETING,
+    SERVER_ENDED,
+    OVER_EXPECTED,
+    LIMIT_BYPASS,
+    DRAINED,
+    DAEMON_SILENT,
+)
+COUNTED: Mapping[str, tuple[str, ...]] = {LET_IN: ("",), REFUSED: REFUSALS, GAVE_UP: WAITS}
+"""What is counted from 0 on, before it happens: what becomes of a client, and the reasons."""

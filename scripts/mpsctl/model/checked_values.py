@@ -48,6 +48,9 @@ _UNSAFE_ROOTS = {
     "/run/systemd": "systemd's own",
 }
 """Where no pipe directory can be, and why: the first that holds counts."""
+_NOT_FOR_METRICS = {"/home": "closed to the look (ProtectHome=)", "/run/user": "closed to the look (ProtectHome=)"}
+METRICS_BY = ("unit", "container")
+"""What more the clients may be told apart by in metrics."""
 _SHARED_ROOTS = ("/run", "/var", "/var/run", "/var/lib", "/var/cache", "/var/log", "/opt", "/srv", "/mnt", "/media")
 """What other programs have their folders in: an instance may have the name of one."""
 
@@ -130,6 +133,31 @@ def check_place(path: str) -> None:
     for root, why in _UNSAFE_ROOTS.items():
         if path == root or path.startswith(root + "/"):
             raise BadValue(quoted(path), f"a path outside {root}, which is {why}", "use /run/nvidia-mps")
+
+
+def check_metrics_directory(text: object) -> str:
+    """The folder from which a node exporter reads metrics.
+
+    :raises BadValue: if it is no absolute path, or one where the look each minute cannot or must not write.
+    """
+    example = "/var/lib/prometheus/node-exporter"
+    if not isinstance(text, str) or not _PATH.fullmatch(text) or {".", ".."} & set(text.split("/")):
+        raise BadValue(
+            quoted(text), "an absolute path of letters, digits, '_', '.' and '-'", f"write for example {example}"
+        )
+    for root, why in {**_UNSAFE_ROOTS, **_NOT_FOR_METRICS}.items():
+        if text == root or text.startswith(root + "/"):
+            raise BadValue(
+                quoted(text), f"a path outside {root}, which is {why}", f"use a node exporter's folder, as {example}"
+            )
+    return text
+
+
+def check_metrics_by(text: object) -> str:
+    """:raises BadValue: if it is neither ``unit`` nor ``container``."""
+    if text in METRICS_BY:
+        return str(text)
+    raise BadValue(quoted(text), "unit or container (or nothing: neither)", "write unit")
 
 
 def check_compute_mode(text: object) -> str:

@@ -364,6 +364,20 @@ SETTINGS: tuple[Setting, ...] = (
         null_refused=True,
     ),
     Setting(
+        "mps_metrics_directory",
+        "str",
+        None,
+        "The folder of a node exporter's textfile collector, into which each look writes mps.prom. null: none.",
+        checked.check_metrics_directory,
+    ),
+    Setting(
+        "mps_metrics_by",
+        "str",
+        None,
+        "What more the clients are told apart by in metrics, unit or container. null: neither.",
+        checked.check_metrics_by,
+    ),
+    Setting(
         "mps_serial",
         "raw",
         "100%",

@@ -25,7 +25,8 @@ from mpsctl.observe.door_facts import UnitFacts
 from mpsctl.observe.facts import NO_ANSWER, DaemonProcess, GpuFacts, InstanceFacts, Unread
 from mpsctl.observe.instance import Journal, Surroundings
 from mpsctl.observe.remains import Remains
-from mpsctl.store import configuration, front_door_notes, last_good, saved_compute_modes
+from mpsctl.store import configuration, front_door_notes, last_good, metrics_file, saved_compute_modes
+from mpsctl.store.metrics_file import Written
 from mpsctl.store.world import World
 
 INSTANCE_TIMEOUT_S = 30.0
@@ -99,6 +100,8 @@ class HostFacts:
     nvidia_on_bus: bool = True
     simulated: bool = False
     is_root: bool = True
+    metrics: Optional[Written] = None
+    """where the look each minute writes metrics, and whether it could; None: nowhere, or it may not be read"""
     now_s: float = 0
     """since boot"""
     wall_s: float = 0
@@ -182,6 +185,8 @@ def look(
     with suppress(OSError):
         enabled = systemd.enabled_instances(world.places.units)
         found.without_file = [name for name in enabled if name not in (*every, *refused)]
+    with suppress(MpsctlError):
+        found.metrics = metrics_file.read(world.places)
     found.default_directories = list(_default_directories(world))
     if deep:
         found.remains = remains.look(world, public_in_use(world, found))

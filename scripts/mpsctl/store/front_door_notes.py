@@ -9,16 +9,22 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Optional, TypeVar, get_args, get_type_hints
+from typing import Any, Mapping, Optional, TypeVar, get_args, get_type_hints
 
 from mpsctl.adapters import files, procfs
 from mpsctl.model.errors import MpsctlError
 from mpsctl.model.places import Places
 from mpsctl.model.shares import Whose
 from mpsctl.store import remembered
+
+LET_IN, REFUSED, GAVE_UP, TURNED_AWAY, JAMMED = "let-in", "refused", "gave-up", "turned-away", "jammed"
+"""What becomes of a client, as a word; the last is what becomes of a daemon."""
+
+Counts = Mapping[str, Mapping[str, int]]
+"""How many came to each of these ends since boot, by the reason; "" is the reason of those that were let in."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,8 @@ class Jammed:
 class Notes:
     """``greeting`` is what the daemon says first, in hexadecimal, where it was learned; ``unknown_greeting`` what it
     said and the door does not understand, as ``greeting``. ``whole`` is whether nothing of it was lost since boot: else
-    somebody may have been let in who is not among ``let_in``."""
+    somebody may have been let in who is not among ``let_in``. ``counts`` may lack who came in the last moment before
+    the door was killed."""
 
     waiting: tuple[Waits, ...] = ()
     let_in: tuple[LetIn, ...] = ()
@@ -86,6 +93,7 @@ class Notes:
     greeting: str = ""
     unknown_greeting: str = ""
     whole: bool = True
+    counts: Counts = field(default_factory=dict)
 
 
 NAME = "front-door.json"
@@ -117,7 +125,18 @@ def read(places: Places, instance: str) -> Notes:
         str(found.get("greeting") or ""),
         str(found.get("unknown_greeting") or ""),
         whole and read_all and found.get("whole", True) is True,
+        _counts(found.get("counts")),
     )
+
+
+def _counts(found: Any) -> Counts:
+    """What can be read of them; a number that is none is left out."""
+    each = found.items() if isinstance(found, dict) else ()
+    return {
+        event: {reason: count for reason, count in reasons.items() if _fits(count, (int,)) and count >= 0}
+        for event, reasons in each
+        if isinstance(reasons, dict)
+    }
 
 
 T = TypeVar("T", Waits, LetIn, Jammed)

@@ -129,7 +129,7 @@ def test_nothing_foreign_makes_a_line_or_a_field_of_its_own(door: Door) -> None:
 
 def test_without_journald_the_line_goes_to_standard_error(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal = Journal(Places(root), lambda send: None)
-    account = Account(journal, "0", Clock().now)
+    account = Account(journal, "0", Clock().now, lambda *_: None)
     account.let_in(Client(4711, ALICE, "training.service"), 0.1)
     journal.close()
     err = capsys.readouterr().err
