@@ -17,8 +17,8 @@ from mpslab.progress import step
 
 GROUPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "monitoring": {
-        "bookworm": ("prometheus", "prometheus-node-exporter", "prometheus-alertmanager"),
-        "trixie": ("prometheus", "promtool", "prometheus-node-exporter", "prometheus-alertmanager"),
+        "bookworm": ("prometheus", "prometheus-node-exporter", "prometheus-alertmanager", "sudo"),
+        "trixie": ("prometheus", "promtool", "prometheus-node-exporter", "prometheus-alertmanager", "sudo"),
     },
 }
 """What a group is made of, by Debian's release."""

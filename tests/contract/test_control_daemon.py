@@ -27,6 +27,7 @@ from mpsctl.observe.facts import ClientFacts
 from mpsctl.store import configuration
 from mpsctl.store.desired_values import Desired, values
 from real_daemon import RealDaemonHost, Running, Starter, held_session
+from simulated import eventually
 
 LIMIT = "default_device_pinned_mem_limit 0"
 
@@ -313,9 +314,30 @@ def test_the_getter_behind_every_command_always_answers(daemon: Running) -> None
 
 
 def test_only_the_oldest_daemon_does_not_tell_the_state_of_a_server(daemon: Running, version: int) -> None:
-    found = control.servers(daemon.front_end(), listed=["1"])
+    command = control.status_of(1)
+    found = control.servers_of([1], {command: daemon.front_end().ask([command])[0]})
     assert found == ([Server(1, None)] if version < 550 else [])
     assert control.clients(daemon.front_end(), 1) == []
+
+
+def test_a_look_asks_no_more_than_it_wants_to_know(daemon: Running) -> None:
+    """The daemon logs each command: those of a look alone, and nothing to separate them."""
+    front_end = daemon.front_end()
+    front_end.ask(["set_default_device_pinned_mem_limit 0 900M", "set_default_active_thread_percentage 40"])
+    limit, percentage, listed = (
+        "get_default_device_pinned_mem_limit 0",
+        "get_default_active_thread_percentage",
+        control.SERVER_LIST,
+    )
+    assert front_end.ask([limit, percentage, listed]) == [["900M"], ["40.0"], []]
+
+    def asked() -> list[str]:
+        said = [line.partition("Cmd:")[2] for line in daemon.log.read_text().splitlines() if "Cmd:" in line]
+        return said[said.index(limit) :] if limit in said else []
+
+    eventually(lambda: asked() == [limit, listed, percentage], "the log has what was asked and no more")
+    front_end.ask(["set_default_device_pinned_mem_limit 0 0G"])
+    assert front_end.ask([limit, listed, percentage]) == [[], [], ["40.0"]]
 
 
 # -- one session at a time

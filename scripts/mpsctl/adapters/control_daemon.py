@@ -8,6 +8,8 @@ What the code below steps around (control daemons 535, 550, 555; driver 580 on a
   daemon process``, or ends with 0 and says nothing. An empty answer therefore proves nothing: every
   command is followed by a getter that always answers, and without its answer the session was not served.
   Any other program that connects and says nothing holds the daemon up as well.
+* It logs each command and each line of an answer. So the getter is left out where what it separates can be told
+  apart by its form, and the session is asked again with all of them where that does not come out even.
 * A daemon stopped by a signal accepts connections and never answers: everything has a deadline.
 """
 
@@ -19,17 +21,15 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Callable, Iterator, Optional, Protocol, Sequence
+from typing import Callable, Iterator, Mapping, Optional, Protocol, Sequence
 
-from mpsctl.adapters import hardware, locks, procfs
+from mpsctl.adapters import hardware, locks, procfs, session_script
+from mpsctl.adapters.session_script import Line
 from mpsctl.model import foreign
 from mpsctl.model.errors import NotReady
 from mpsctl.model.names import DOOR_PREFIX
-from mpsctl.model.pattern import Pattern
 from mpsctl.model.peers import Peers
 
-_SENTINEL = "get_default_active_thread_percentage"
-_SENTINEL_ANSWER = Pattern(r"\d+\.\d+")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 DEADLINE_S = 10
 """For one session, where its user says nothing else."""
@@ -106,10 +106,15 @@ class FrontEnd:
         end = time.monotonic() + deadline_s
         with self._session_lock(end):
             pause_s = _FIRST_PAUSE_S
+            short = session_script.short(commands)
             while True:
-                answers, problem = self._session(commands, max(0.1, end - time.monotonic()))
+                script = short or session_script.whole(commands)
+                answers, problem = self._session(script, max(0.1, end - time.monotonic()))
                 if answers is not None:
                     return answers
+                if short is not None:
+                    short = None  # what it printed may be an error, which has no form
+                    continue
                 if time.monotonic() + pause_s >= end:
                     peers = self._peers()
                     raise NotServed(
@@ -125,16 +130,15 @@ class FrontEnd:
 
         return unix_peers.of_directory(self._pipe_directory)
 
-    def _session(self, commands: Sequence[str], timeout_s: float) -> tuple[Optional[list[list[str]]], str]:
+    def _session(self, script: Sequence[Line], timeout_s: float) -> tuple[Optional[list[list[str]]], str]:
         """The answers, or None with the reason why the session was not served."""
         binary = self._binary or hardware.binary(hardware.CONTROL_DAEMON)
         if binary is None:
             raise NotReady(f"{hardware.CONTROL_DAEMON} is not on this host; install the MPS package of its driver")
-        script = "".join(f"{command}\n{_SENTINEL}\n" for command in commands)
         try:
             done = subprocess.run(
                 [str(binary)],
-                input=script,
+                input="".join(f"{line.text}\n" for line in script),
                 capture_output=True,
                 text=True,
                 errors="replace",
@@ -149,7 +153,7 @@ class FrontEnd:
             raise Unreachable(
                 f"no control daemon listens on {self._pipe_directory} ({stderr or foreign.shown(done.stdout.strip())})"
             )
-        answers = _split(done.stdout.splitlines(), commands)
+        answers = session_script.answers(script, done.stdout.splitlines())
         return answers, stderr or "its answer was empty or cut short: another session was open"
 
     @contextmanager
@@ -207,27 +211,6 @@ def daemons() -> Iterator[int]:
             yield pid
 
 
-def _split(lines: Sequence[str], commands: Sequence[str]) -> Optional[list[list[str]]]:
-    """The lines of each command: whatever stands before the answer of the getter that follows it.
-
-    The percentage's own getters and setters print such a number themselves, as their first line (an
-    error takes its place). None where an answer is missing or lines are left over: not served in full.
-    """
-    rest = [line.strip() for line in lines if line.strip()]
-    answers: list[list[str]] = []
-    for command in commands:
-        own: list[str] = []
-        if "active_thread_percentage" in command and rest and _SENTINEL_ANSWER.fullmatch(rest[0]):
-            own.append(rest.pop(0))
-        while rest and not _SENTINEL_ANSWER.fullmatch(rest[0]):
-            own.append(rest.pop(0))
-        if not rest:
-            return None
-        rest.pop(0)
-        answers.append(own)
-    return None if rest else answers
-
-
 SERVER_LIST = "get_server_list"
 
 
@@ -236,17 +219,26 @@ def no_such_server(lines: Sequence[str]) -> bool:
     return any("not found" in line for line in lines)
 
 
-def servers(daemon: Daemon, listed: Optional[Sequence[str]] = None) -> list[Server]:
-    """The daemon's servers. May list one that is about to die: starting is asynchronous.
+def listed(lines: Sequence[str]) -> list[int]:
+    """The process ids of an answer to SERVER_LIST or ``clients_command``."""
+    return [int(word) for line in lines for word in line.split() if word.isdigit() and not no_such_server([line])]
 
-    ``listed`` is the answer to SERVER_LIST where the caller has it already.
-    """
-    lines = daemon.ask([SERVER_LIST])[0] if listed is None else listed
-    pids = [int(word) for line in lines for word in line.split() if word.isdigit()]
-    if not pids:
-        return []
+
+def status_of(server: int) -> str:
+    """The command that asks for the state of a server."""
+    return f"get_server_status {server}"
+
+
+def clients_command(server: int) -> str:
+    """The command that asks for the clients of a server."""
+    return f"get_client_list {server}"
+
+
+def servers_of(pids: Sequence[int], answers: Mapping[str, Sequence[str]]) -> list[Server]:
+    """Servers by the answers to ``status_of`` each of them, without those that have gone."""
     found = []
-    for pid, answer in zip(pids, daemon.ask([f"get_server_status {pid}" for pid in pids])):
+    for pid in pids:
+        answer = answers[status_of(pid)]
         text = " ".join(answer)
         if no_such_server(answer):
             continue
@@ -255,7 +247,18 @@ def servers(daemon: Daemon, listed: Optional[Sequence[str]] = None) -> list[Serv
     return found
 
 
+def servers(daemon: Daemon) -> list[Server]:
+    """The daemon's servers. May list one that is about to die: starting is asynchronous."""
+    pids = listed(daemon.ask([SERVER_LIST])[0])
+    commands = [status_of(pid) for pid in pids]
+    return servers_of(pids, dict(zip(commands, daemon.ask(commands)))) if pids else []
+
+
+def clients_of(server: int, answers: Mapping[str, Sequence[str]]) -> list[int]:
+    """Clients by the answer to ``clients_command``."""
+    return listed(answers[clients_command(server)])
+
+
 def clients(daemon: Daemon, server: int) -> list[int]:
     """The client process ids of one server, as the daemon's own pid namespace numbers them."""
-    lines = daemon.ask([f"get_client_list {server}"])[0]
-    return [int(word) for line in lines for word in line.split() if word.isdigit() and not no_such_server([line])]
+    return listed(daemon.ask([clients_command(server)])[0])

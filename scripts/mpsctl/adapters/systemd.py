@@ -15,6 +15,7 @@ from typing import IO, Callable, Mapping, Optional, Protocol, Sequence, cast
 from mpsctl.adapters import files
 from mpsctl.model import foreign
 from mpsctl.model.errors import NotInForce, NotReady, Unreadable
+from mpsctl.model.pattern import Pattern
 
 _PROPERTIES = (
     "Id",
@@ -102,6 +103,19 @@ class Systemd(Protocol):
 
     def journal_of_boot(self, wanted: str) -> Optional[list[str]]:
         """The lines of systemd itself since boot that match ``wanted``; None where the journal may not be read."""
+
+
+_LIBRARY = Pattern(r"libsystemd-shared-(?P<version>\d+).*\.so")
+
+
+def version(root: Path = Path("/")) -> Optional[int]:
+    """systemd's release, as the name of its own library has it; None where that is not found."""
+    for pattern in ("usr/lib/systemd", "usr/lib/*/systemd", "lib/systemd", "usr/lib64/systemd"):
+        for path in sorted(root.glob(f"{pattern}/libsystemd-shared-*.so")):
+            match = _LIBRARY.fullmatch(path.name)
+            if match:
+                return int(match["version"])
+    return None
 
 
 class Systemctl:

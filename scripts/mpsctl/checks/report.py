@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Iterable, Optional, Sequence
 
 from mpsctl.checks import (
@@ -18,7 +18,9 @@ from mpsctl.checks import (
 )
 from mpsctl.checks.judgement import Judgement, View, make
 from mpsctl.model import finding
+from mpsctl.model.errors import BadValue
 from mpsctl.model.finding import Check
+from mpsctl.model.foreign import quoted
 from mpsctl.observe import plain
 from mpsctl.observe.host import HostFacts
 
@@ -86,6 +88,23 @@ class Report:
             if one.name == id_:
                 return one
         raise KeyError(id_)
+
+    def chosen(self, only: Sequence[str], ignored: Sequence[str]) -> Report:
+        """The same look with the checks named ``only``, or with all where none is, and without those ``ignored``.
+
+        :raises BadValue: for an id that no judgement has.
+        """
+        known = {one.name for one in JUDGEMENTS}
+        for name in (*only, *ignored):
+            if name not in known:
+                near = ", ".join(sorted(one for one in known if name and one.startswith(name[:3]))) or "docs/checks.md"
+                raise BadValue(f"check {quoted(name)}", "the id of a check", f"see {near}")
+
+        def choose(checks: Sequence[Check]) -> list[Check]:
+            return [one for one in checks if (not only or one.name in only) and one.name not in ignored]
+
+        instances = {name: choose(checks) for name, checks in self.instances.items()}
+        return replace(self, host=choose(self.host), instances=instances)
 
     @property
     def exit_code(self) -> int:

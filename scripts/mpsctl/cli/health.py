@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from mpsctl.adapters import journal
 from mpsctl.cli import checked, output
 from mpsctl.model import checked_values
 from mpsctl.observe.asked import Asked
@@ -38,12 +39,16 @@ def health(world: World, options: argparse.Namespace) -> int:
             one["actions"] = [action.as_json() for action in done.actions.get(name, ())]
         output.say_json(answer)
     else:
-        _show(done)
+        _show(world, done)
     return done.report.exit_code
 
 
-def _show(done: Health) -> None:
-    """Show it short, as it stands in the journal every minute."""
+def _show(world: World, done: Health) -> None:
+    if journal.is_stdout():
+        from mpsctl.lifecycle import health_journal
+
+        health_journal.tell(world, done)
+        return
     from mpsctl.cli import render
 
     render.host(done.report, brief=True)

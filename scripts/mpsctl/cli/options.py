@@ -153,6 +153,8 @@ def _verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="show what passed as well, check by check")
     through = "send a real CUDA client through each instance as well"
     parser.add_argument("--probe-client", action="store_true", dest="probe", help=through)
+    for option, what in (("--only", "judge this check alone"), ("--ignore", "leave this check out")):
+        parser.add_argument(option, metavar="CHECK", action="append", default=[], help=f"{what}; repeatable")
     parser.add_argument("--witness", action=_FormerFlag, now="--probe-client", dest="probe")
     parser.add_argument("--allocate", action="store_true", help="with it: try its limit, and run a small kernel")
 

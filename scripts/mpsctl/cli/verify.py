@@ -10,8 +10,9 @@ from mpsctl.checks.judgement import VERIFY
 from mpsctl.checks.report import Report, report
 from mpsctl.cli import output, render
 from mpsctl.cli.output import colour, say
+from mpsctl.metrics import of_host
 from mpsctl.model.errors import BadValue
-from mpsctl.model.finding import OK, UNKNOWN, Check
+from mpsctl.model.finding import CRITICAL, OK, UNKNOWN, WARNING, Check
 from mpsctl.observe.host import look
 from mpsctl.store.world import World
 
@@ -30,6 +31,7 @@ def verify(world: World, options: argparse.Namespace) -> int:
 
         for name, checks in probe_client.look(world, host, options.allocate).items():
             found.instances[name] += checks
+    found = found.chosen(options.only, options.ignore)
     if options.json:
         output.say_json(found.as_json())
     else:
@@ -39,7 +41,7 @@ def verify(world: World, options: argparse.Namespace) -> int:
 
 def _show(found: Report, every: bool) -> None:
     """The status line that monitoring reads, then what is not ok, with what is expected and what to do."""
-    say(colour(status_line(found), render.COLOURS[found.worst]))
+    say(colour(status_line(found), render.COLOURS[found.worst]), f" | {performance_data(found)}")
     if found.facts.simulated:
         say(colour(words.SIMULATED, "33"))
     _section("host", found.word_of_host, found.host, every)
@@ -61,6 +63,24 @@ def status_line(found: Report) -> str:
     # A bar would begin the performance data of a monitoring plugin.
     text = first.found.replace("|", "/")
     return f"{begin}{where}: {first.name}: {text}" + (f"; {more} more did not pass" if more else "")
+
+
+def performance_data(found: Report) -> str:
+    """Numbers as monitoring plugins append them: what was judged how, then of each instance its clients, of how many,
+    and what they hold. What is not told is not there."""
+    levels = [one.level for _, one in found.every]
+    data = [f"{level}={levels.count(level)}" for level in (CRITICAL, WARNING, UNKNOWN)]
+    samples = of_host.samples(found, 0, 0)
+    value = {(one.name, *(label for _, label in one.labels)): one.value for one in samples}
+    for name, one in found.facts.instances.items():
+        clients = value.get(("mps_clients", name))
+        if clients is not None:
+            caps = [int(value.get(("mps_clients_cap", name, device.uuid), 0)) for device in one.devices]
+            data.append(f"'clients {name}'={clients};;;0;{min(caps, default=0) or ''}")
+        held = [value.get(("mps_clients_memory_bytes", name, device.uuid)) for device in one.devices]
+        if held and None not in held:
+            data.append(f"'memory {name}'={sum(each for each in held if each is not None)}B;;;0;")
+    return " ".join(data)
 
 
 def _section(title: str, word: str, checks: Sequence[Check], every: bool) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Sequence
 
-from mpsctl.adapters import files, hardware
+from mpsctl.adapters import files, hardware, systemd
 from mpsctl.adapters.trusted import WeakPoint
 from mpsctl.converge.request import File
 from mpsctl.model import names
@@ -15,6 +15,16 @@ from mpsctl.model.places import FINGERPRINT
 
 DAEMON_PLACE = "@NVIDIA_CUDA_MPS_CONTROL@"
 """Stands in the unit's template where the path of this host's control daemon belongs."""
+
+LOG_FILTER_PLACE = "@LOG_FILTER@"
+"""Stands in the unit's template where this host's systemd, if it can, is told what of the daemon's log it drops."""
+LOG_FILTER_SINCE = 253
+_LOG_FILTER = (
+    "LogFilterPatterns=~^.[0-9: .-]+ Control +[0-9]+. (Accepting connection.*|NEW UI|UI closed|Cmd:get_.*"
+    "|[0-9. ]+[MG]?|[A-Z]+|)$"
+)
+"""What our own questions, and NVIDIA's getters, leave there: each question and each line of its answer."""
+_NO_LOG_FILTER = f"# (LogFilterPatterns= needs systemd {LOG_FILTER_SINCE}, this host has an older one.)"
 
 UNIT, DOOR_SOCKET, DOOR_SERVICE = names.UNIT, names.DOOR_SOCKET, names.DOOR_SERVICE
 TIMER, HEALTH = names.TIMER, names.HEALTH
@@ -32,9 +42,14 @@ def is_ours(path: Path) -> bool:
 
 
 def with_binary(file: File) -> File:
-    """The file with this host's daemon in it: distributions keep it in different places."""
+    """The file with this host's daemon in it, which distributions keep in many places, and what its systemd can."""
     binary = hardware.binary(hardware.CONTROL_DAEMON) or USUAL_DAEMON
-    return replace(file, content=file.content.replace(DAEMON_PLACE, str(binary)))
+    content = file.content.replace(DAEMON_PLACE, str(binary))
+    if LOG_FILTER_PLACE in content:
+        version = systemd.version()
+        can = version is not None and version >= LOG_FILTER_SINCE
+        content = content.replace(LOG_FILTER_PLACE, _LOG_FILTER if can else _NO_LOG_FILTER)
+    return replace(file, content=content)
 
 
 def untrusted(weak: Sequence[WeakPoint]) -> str:

@@ -1,4 +1,4 @@
-"""Lines with fields for the journal, by journald's native protocol, so that whoever reads them matches no sentence."""
+"""The door's lines for the journal, which it never waits for."""
 
 from __future__ import annotations
 
@@ -9,21 +9,9 @@ from collections import deque
 from contextlib import suppress
 from typing import Callable, Mapping
 
+from mpsctl.adapters import journal
 from mpsctl.model import foreign
 from mpsctl.model.places import Places
-
-
-def encoded(fields: Mapping[str, str]) -> bytes:
-    """The datagram: ``NAME=value`` lines; a value of several lines is preceded by its length in bytes."""
-    pieces = []
-    for name, value in fields.items():
-        data = value.encode("utf-8", "backslashreplace")
-        if b"\n" in data:
-            pieces.append(name.encode() + b"\n" + len(data).to_bytes(8, "little") + data + b"\n")
-        else:
-            pieces.append(name.encode() + b"=" + data + b"\n")
-    return b"".join(pieces)
-
 
 _MOST_KEPT = 1000
 
@@ -37,7 +25,7 @@ class Journal:
     """
 
     def __init__(self, places: Places, retry: Callable[[Callable[[], None]], None]) -> None:
-        self._path = str(places.root / "run/systemd/journal/socket")
+        self._path = str(journal.socket_path(places))
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._retry = retry
@@ -67,7 +55,7 @@ class Journal:
 
     def _sent(self, fields: Mapping[str, str]) -> bool:
         try:
-            self._socket.sendto(encoded(fields), self._path)
+            self._socket.sendto(journal.encoded(fields), self._path)
         except BlockingIOError:
             return False
         except OSError:

@@ -13,7 +13,7 @@ from mpsctl.adapters import control_daemon as control
 from mpsctl.adapters import procfs
 from mpsctl.adapters.control_daemon import Bounded, Daemon, NotServed, Unreachable
 from mpsctl.checks import words
-from mpsctl.lifecycle import admit, apply, terminate
+from mpsctl.lifecycle import acts, admit, apply, terminate
 from mpsctl.lifecycle.terminate import Ended
 from mpsctl.model import duration
 from mpsctl.model.errors import MpsctlError, NotInForce, NotReady
@@ -107,6 +107,8 @@ def drain(
         for instance, found, main_pid in zip(instances, drained, main_pids):
             found.since = drains.mark(world, instance.name, of_this_run, reasons.get(instance.name, ""), refuse).since
             found.before = admit.close_for_drain(world, instance.name, of_this_run)
+            what = "drained: new clients are refused" if refuse else "drained: new clients wait"
+            acts.tell(world, acts.DRAIN, what, instance.name, reasons.get(instance.name, ""))
             daemons.append(_daemon(world, instance, main_pid))
         end_s = world.now_s() + timeout_s
         for found, daemon, main_pid in zip(drained, daemons, main_pids):
@@ -267,7 +269,8 @@ def undrain(world: World, name: str) -> list[str]:
         text says what lets clients in.
     """
     instance = last_good.load(world, name)
-    drains.forget(world, name)
+    if drains.forget(world, name):
+        acts.tell(world, acts.UNDRAIN, "no longer drained", name)
     main_pid = int(world.systemd.show([instance.unit]).get(instance.unit, {}).get("MainPID") or 0)
     try:
         return apply.apply(world, name, main_pid, instance) if main_pid else []

@@ -16,7 +16,7 @@ from mpsctl.adapters import locks, procfs
 from mpsctl.checks import words
 from mpsctl.checks.judgement import HEALTH
 from mpsctl.checks.report import Report, report
-from mpsctl.lifecycle import admit, host_lock, terminate
+from mpsctl.lifecycle import acts, admit, host_lock, terminate
 from mpsctl.model.checked_values import RESTART, TERMINATE
 from mpsctl.model.errors import MpsctlError
 from mpsctl.model.instance import Instance
@@ -154,6 +154,7 @@ def _end_daemon(world: World, desired: Instance, pid: int, why: str) -> Action:
         return Action(DAEMON_NOT_ENDED, pid, f"the control daemon (pid {pid}) could not be ended: {problem}")
     unresponsive.forget(world, desired.name)
     line = f"the control daemon (pid {pid}) was ended with SIGKILL: {why}; systemd starts it again"
+    acts.tell(world, acts.END_DAEMON, f"control daemon (pid {pid}) ended with SIGKILL", desired.name, why)
     return Action(DAEMON_ENDED, pid, line)
 
 

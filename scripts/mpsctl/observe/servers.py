@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional, Sequence
+from typing import Mapping, Optional, Sequence
 
 from mpsctl.adapters import control_daemon as control
 from mpsctl.adapters import procfs
@@ -48,10 +48,12 @@ def look(common: OfDaemon, found: InstanceFacts, told: Sequence[Sequence[str]]) 
     if _unproven(desired, shown) and _settle(common, found):
         desired = _of_defaults(common, found)
     found.values = _values(desired, shown, None)
-    for server in control.servers(common.daemon, listed):
-        values = _of_server(common, found, server)
+    pids = control.listed(listed)
+    answers = _ask_of_servers(common, pids)
+    for server in control.servers_of(pids, answers):
+        values = _of_server(common, found, server, answers)
         connected = clients.look(
-            control.clients(common.daemon, server.pid),
+            control.clients_of(server.pid, answers),
             found.log.servers.get(server.pid),
             common.devices,
             common.desired.limits_mib,
@@ -72,6 +74,16 @@ def look(common: OfDaemon, found: InstanceFacts, told: Sequence[Sequence[str]]) 
         )
 
 
+def _ask_of_servers(common: OfDaemon, pids: Sequence[int]) -> dict[str, list[str]]:
+    """All that is asked of the servers, in one session; the answers by their commands."""
+    commands = []
+    for pid in pids:
+        getters = [one.getter for one in desired_values.values(common.desired, common.known, str(pid))]
+        # A percentage between lists tells them apart.
+        commands += [control.status_of(pid), *getters, control.clients_command(pid)]
+    return dict(zip(commands, common.daemon.ask(commands))) if commands else {}
+
+
 def _evidence(found: InstanceFacts) -> DaemonLog:
     """The log as far as it proves something of a value: nothing where others could have written it."""
     return DaemonLog() if found.log_trusted is False else found.log
@@ -82,9 +94,11 @@ def _of_defaults(common: OfDaemon, found: InstanceFacts) -> list[DesiredValue]:
     return desired_values.values(common.desired, common.known, said=said)
 
 
-def _of_server(common: OfDaemon, found: InstanceFacts, server: Server) -> list[Value]:
+def _of_server(
+    common: OfDaemon, found: InstanceFacts, server: Server, told: Mapping[str, Sequence[str]]
+) -> list[Value]:
     desired = _desired_of_server(common, server, _evidence(found))
-    answers = common.daemon.ask([one.getter for one in desired]) if desired else []
+    answers = [told[one.getter] for one in desired]
     if _unproven(desired, answers) and _settle(common, found):
         desired = _desired_of_server(common, server, _evidence(found))
     return _values(desired, answers, server.pid)

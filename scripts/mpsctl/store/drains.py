@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Optional
 
-from mpsctl.adapters import files, procfs
+from mpsctl.adapters import files, login, procfs
 from mpsctl.model.errors import NotAFile, Unreadable
 from mpsctl.store import remembered
 from mpsctl.store.world import World
@@ -70,18 +70,12 @@ def mark(world: World, name: str, of_this_run: bool = False, why: str = "", refu
         since=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
         run_pid=pid,
         run_started_at=None if pid is None else procfs.started_at(pid),
-        by=_login_user(),
+        by=login.user(),
         why=why,
         refuse=refuse,
     )
     files.write(_path(world, name), json.dumps(asdict(made)) + "\n", lasting=False)
     return made
-
-
-def _login_user() -> str:
-    """Who stands behind this process: the user that asked sudo, or the effective one."""
-    uid = os.geteuid()
-    return os.environ.get("SUDO_USER") or procfs.user(uid) or str(uid)
 
 
 def forget(world: World, name: str) -> bool:

@@ -13,8 +13,9 @@ import pytest
 from door import ALICE, BOB, Door, parsed
 from fakes import Clock
 from mpsctl.adapters import procfs
+from mpsctl.adapters.journal import encoded
 from mpsctl.front_door.account import Account, Client
-from mpsctl.front_door.journal import Journal, encoded
+from mpsctl.front_door.journal import Journal
 from mpsctl.front_door.worker import Worker
 from mpsctl.model.places import Places
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from fakes import FakeDaemon, Host
 from mpsctl.adapters import control_daemon as control
-from mpsctl.adapters import locks, procfs, unix_peers
+from mpsctl.adapters import locks, procfs, session_script, unix_peers
 from mpsctl.adapters.control_daemon import FrontEnd, NotServed, Server, Unreachable
+from mpsctl.adapters.session_script import Line
 from mpsctl.model.peers import Peers
 
 COMMANDS = st.sampled_from(
@@ -36,13 +37,9 @@ COMMANDS = st.sampled_from(
 )
 
 
-def printed(daemon: FakeDaemon, commands: list[str]) -> tuple[list[list[str]], list[str]]:
-    """What a daemon answers to each command, and what the front-end prints when the getter follows each."""
-    answers, lines = [], []
-    for command in commands:
-        answers += daemon.ask([command])
-        lines += answers[-1] + daemon.ask(["get_default_active_thread_percentage"])[0]
-    return answers, lines
+def printed(daemon: FakeDaemon, script: list[Line]) -> list[str]:
+    """What the front-end prints when these lines go in."""
+    return [line for one in script for line in daemon.ask([one.text])[0]]
 
 
 def daemon_with_a_server() -> FakeDaemon:
@@ -51,26 +48,63 @@ def daemon_with_a_server() -> FakeDaemon:
     return daemon
 
 
-@given(st.lists(COMMANDS, max_size=8))
-def test_every_command_gets_its_own_lines(commands: list[str]) -> None:
-    answers, lines = printed(daemon_with_a_server(), commands)
-    assert control._split(lines, commands) == answers
+GETTERS = COMMANDS.filter(lambda command: session_script.short([command]) is not None)
+EVERY_WAY = st.one_of(
+    st.lists(COMMANDS, min_size=1, max_size=8).map(lambda commands: (commands, session_script.whole(commands))),
+    st.lists(GETTERS, min_size=1, max_size=8).map(lambda commands: (commands, session_script.short(commands) or [])),
+)
 
 
-@given(st.lists(COMMANDS, min_size=1, max_size=8), st.data())
-def test_an_answer_that_is_cut_short_is_no_answer(commands: list[str], data: st.DataObject) -> None:
-    _, lines = printed(daemon_with_a_server(), commands)
-    kept = data.draw(st.integers(0, len(lines) - 1))
-    assert control._split(lines[:kept], commands) is None
+@given(EVERY_WAY)
+def test_every_command_gets_its_own_lines(asked: tuple[list[str], list[Line]]) -> None:
+    """A server that is gone, whose error has no form, is asked about anew by the whole script."""
+    commands, script = asked
+    answers = [daemon_with_a_server().ask([command])[0] for command in commands] if _only_asks(commands) else None
+    found = session_script.answers(script, printed(daemon_with_a_server(), script))
+    has_error = any(" 1" in command for command in commands) and script == session_script.short(commands)
+    assert has_error or answers is None or found == answers
+    assert not has_error or found is None or found == answers
 
 
-def test_silence_is_no_answer() -> None:
-    assert control._split([], ["get_server_list"]) is None
-    assert control._split([], ["get_default_device_pinned_mem_limit 0"]) is None
+def _only_asks(commands: list[str]) -> bool:
+    return all(command.startswith("get_") for command in commands)
+
+
+@given(EVERY_WAY, st.data())
+def test_an_answer_that_is_cut_short_is_no_answer(asked: tuple[list[str], list[Line]], data: st.DataObject) -> None:
+    _, script = asked
+    lines = printed(daemon_with_a_server(), script)
+    kept = data.draw(st.integers(0, max(0, len(lines) - 1)))
+    assert session_script.answers(script, lines[:kept]) is None
+
+
+@pytest.mark.parametrize("commands", [["get_server_list"], ["get_default_device_pinned_mem_limit 0"]])
+def test_silence_is_no_answer(commands: list[str]) -> None:
+    for script in (session_script.whole(commands), session_script.short(commands)):
+        assert script is not None
+        assert session_script.answers(script, []) is None
 
 
 def test_lines_that_nobody_asked_for_are_no_answer() -> None:
-    assert control._split(["100.0", "100.0"], ["get_server_list"]) is None
+    for script in (session_script.whole(["get_server_list"]), session_script.short(["get_server_list"])):
+        assert script is not None
+        assert session_script.answers(script, ["100.0", "100.0"]) is None
+
+
+def test_what_a_look_asks_needs_no_separator() -> None:
+    of_defaults = ["get_default_device_pinned_mem_limit 0", "get_default_active_thread_percentage", "get_server_list"]
+    of_server = [
+        "get_server_status 7",
+        "get_device_pinned_mem_limit 7 0",
+        "get_active_thread_percentage 7",
+        "get_client_list 7",
+    ]
+    for commands in (of_defaults, of_server, [*of_server, *(one.replace("7", "8") for one in of_server)]):
+        script = session_script.short(commands)
+        assert script is not None
+        assert all(line.wanted for line in script)
+        assert script[-1].text.startswith("get_"), "what always answers proves that it was served to its end"
+        assert "percentage" in script[-1].text
 
 
 def front_end(root: Path, script: str) -> FrontEnd:
@@ -184,7 +218,8 @@ def test_the_state_of_a_server_is_the_daemons_word(state: str, told: Optional[st
 
 
 def test_a_server_that_is_gone_by_the_time_it_is_asked_about_is_left_out() -> None:
-    assert control.servers(FakeDaemon(), listed=["9001"]) == []
+    command = control.status_of(9001)
+    assert control.servers_of([9001], {command: FakeDaemon().ask([command])[0]}) == []
 
 
 def test_clients_of_a_server_that_is_gone_are_none() -> None:

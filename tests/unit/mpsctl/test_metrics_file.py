@@ -143,7 +143,7 @@ def test_a_disk_that_is_full_leaves_no_half(host: Host, folder: Path, monkeypatc
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(others_folder.os, "rename", full)
+    monkeypatch.setattr("mpsctl.adapters.others_folder.os.rename", full)
     assert "No space" in metrics_file.write(host.places, FOLDER, "second\n")
     assert os.listdir(folder) == [NAME]
     assert (folder / NAME).read_text() == HEAD + "first\n"
