@@ -18,6 +18,8 @@ check .:lab:scripts tests/unit/lab
 check scripts molecule/tests
 check scripts molecule/faults/tests
 check . -p tests.lab
+check scripts monitoring/dashboard.py
+check scripts tests/unit/test_monitoring.py
 check . -p tests.attack
 check .:lab:scripts:tests/contract:tests/unit/mpsctl tests/soak/*.py
 check lab:scripts tests/gpu/*.py

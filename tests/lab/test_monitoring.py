@@ -221,6 +221,26 @@ def test_the_file_and_the_verb_agree(fleet: Watched) -> None:
     assert {one["value"] for one in answer["samples"] if one["name"] == "mps_simulated"} == {1}
 
 
+def test_the_monitoring_user_gets_roots_verdict_by_the_line_of_the_docs(fleet: Watched) -> None:
+    """The user nagios may run verify as root, and nothing else."""
+    host = fleet.hosts[0]
+    docs = (PROJECT / "docs/monitoring.md").read_text()
+    (line,) = [each.strip() for each in docs.splitlines() if each.startswith("    nagios ALL=(root)")]
+    host.run("useradd nagios 2>/dev/null; cat >/etc/sudoers.d/mps-monitoring", f"{line}\n".encode())
+    as_nagios = "setpriv --reuid nagios --regid nagios --init-groups sudo -n /usr/local/bin/mpsctl"
+    for plant, mend in (("true", "true"), ("systemctl stop mps-control@0", "systemctl start mps-control@0")):
+        host.run(plant)
+        verdicts = []
+        for call in ("/usr/local/bin/mpsctl", as_nagios):
+            said = host.run(f"{call} verify; echo $?", check=False).splitlines()
+            verdicts.append((said[0].partition(" | ")[0], said[-1]))
+        assert verdicts[0] == verdicts[1]
+        host.run(mend)
+    for call in ("verify --probe-client", "drain 0", "verify --ignore persistence --probe-client"):
+        assert "password is required" in host.run(f"{as_nagios} {call}", check=False)
+    fleet.quiet("all is well again")
+
+
 def test_nobody_leads_root_elsewhere(fleet: Watched) -> None:
     """The folder above is the user prometheus': he puts a link in its place."""
     host = fleet.hosts[1]

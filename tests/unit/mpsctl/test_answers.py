@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Optional
 
 import pytest
@@ -353,7 +354,7 @@ def test_verify_begins_with_a_monitoring_plugins_status_line(mpsctl: Shell, runn
     assert mpsctl("verify") == 2
     first, host, instance, *rest = mpsctl.out.splitlines()
     assert first.startswith("MPS CRITICAL: instance 0: front-door: ")
-    assert first.endswith("; 1 more did not pass")
+    assert first.partition(" | ")[0].endswith("; 1 more did not pass")
     assert host.startswith("host: ok, ")
     assert instance.startswith("instance 0: CRITICAL, ")
     assert (
@@ -361,6 +362,44 @@ def test_verify_begins_with_a_monitoring_plugins_status_line(mpsctl: Shell, runn
     )
     assert "    expected: 50 %" in rest
     assert "    do: systemctl reload mps-control@0.service" in rest
+
+
+def performance_data(line: str) -> dict[str, str]:
+    """As monitoring reads it: behind the bar, by label."""
+    words = re.findall(r"('[^']*'|[^ =']+)=(\S+)", line.partition(" | ")[2])
+    return {label.strip("'"): value for label, value in words}
+
+
+def test_verify_has_performance_data_of_what_is_told(mpsctl: Shell, live: Host) -> None:
+    assert mpsctl("verify") == 0
+    first = mpsctl.out.splitlines()[0]
+    assert first.count("|") == 1
+    expected = {"critical": "0", "warning": "0", "clients 0": "1;;;0;48", "memory 0": f"{600 << 20}B;;;0;"}
+    found = performance_data(first)
+    assert {key: found.get(key) for key in expected} == expected
+    live.running().not_served = True
+    assert mpsctl("verify") == 2
+    found = performance_data(mpsctl.out.splitlines()[0])
+    assert int(found["critical"]) > 0
+    assert "clients 0" not in found, "what is not told is not there"
+
+
+def test_a_check_can_be_left_out_or_judged_alone(mpsctl: Shell, running: Host) -> None:
+    running.running().percentage = 80.0
+    assert mpsctl("verify") == 2
+    assert mpsctl("verify", "--ignore", "thread-percentage") == 0
+    assert mpsctl("verify", "--only", "thread-percentage") == 2
+    assert mpsctl("verify", "--only", "memory-limit", "--only", "compute-mode") == 0
+    answer = mpsctl.json("verify", "--only", "memory-limit")
+    assert [one["name"] for one in answer["instances"]["0"]["checks"]] == ["memory-limit"]
+    assert answer["host"]["checks"] == []
+
+
+@pytest.mark.parametrize("option", ["--only", "--ignore"])
+@pytest.mark.parametrize("name", ["", "memory", "no-such-check", "memory-limit,drain"])
+def test_a_check_that_there_is_not_is_refused(mpsctl: Shell, running: Host, option: str, name: str) -> None:
+    assert mpsctl("verify", option, name) == 2
+    assert mpsctl.err.count("\n") == 1
 
 
 def test_verify_shows_what_passed_on_request(mpsctl: Shell, running: Host) -> None:
@@ -374,7 +413,7 @@ def test_a_bar_in_a_finding_begins_no_performance_data(mpsctl: Shell, running: H
     unit = running.systemd.unit("mps-control@0.service")
     unit.active_state, unit.sub_state = "failed", "a|b"
     assert mpsctl("verify") == 2
-    assert "|" not in mpsctl.out.splitlines()[0]
+    assert mpsctl.out.splitlines()[0].count("|") == 1
 
 
 @pytest.mark.usefixtures("running")
