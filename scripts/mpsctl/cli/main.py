@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING, Callable, NoReturn, Sequence, cast
 from mpsctl.cli import output
 from mpsctl.cli.options import VERBS, parser
 from mpsctl.model import foreign
-from mpsctl.model.errors import NO_ROOM, MpsctlError, NotReady, one_line
+from mpsctl.model.errors import FAULT, INTERRUPTED, NO_ROOM, NOBODY_READS, MpsctlError, NotReady, one_line
 
 if TYPE_CHECKING:  # read when a verb is run
     from mpsctl.store.world import World
 
-_FAULT = 70
 _MOST_OF_ERROR = 4000
 """An error may name every instance of a host."""
-_NOBODY_READS = 141
-"""As a program ends that SIGPIPE ends: what it found is not told by 0."""
 
 
 def run(arguments: Sequence[str]) -> NoReturn:
@@ -51,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         raise
     except BrokenPipeError:
         _give_up_unwritten()
-        return _NOBODY_READS
+        return NOBODY_READS
     except OSError as error:  # neither an answer nor an error can be written where it belongs
         _give_up_unwritten()
         with suppress(OSError):
@@ -60,6 +57,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _main(arguments: Sequence[str]) -> int:
+    if arguments and arguments[0] == "--version":
+        arguments = ["version", *arguments[1:]]
     options = parser(arguments[0] if arguments else None).parse_args(arguments)
     try:
         code = function_of(options.verb)(world_of(options), options)
@@ -71,9 +70,9 @@ def _main(arguments: Sequence[str]) -> int:
         return _fail(options, f"{error}; run it as root", NotReady.exit_code)
     except BrokenPipeError:
         _give_up_stdout()
-        return _NOBODY_READS
+        return NOBODY_READS
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except OSError as error:
         if error.errno not in NO_ROOM:
             return _fault(options, error)
@@ -109,7 +108,7 @@ def _fault(options: argparse.Namespace, error: Exception) -> int:
     """The last resort: one line and a code of its own, the trace on request."""
     if os.environ.get("MPSCTL_TRACE"):
         raise error
-    return _fail(options, f"{type(error).__name__}: {error} (a fault of mpsctl; MPSCTL_TRACE=1 shows where)", _FAULT)
+    return _fail(options, f"{type(error).__name__}: {error} (a fault of mpsctl; MPSCTL_TRACE=1 shows where)", FAULT)
 
 
 def _flush() -> None:

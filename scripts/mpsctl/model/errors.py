@@ -7,6 +7,13 @@ from typing import Mapping, Optional
 
 from mpsctl.model import messages
 
+FAULT = 70
+"""The exit code of a fault of this program."""
+INTERRUPTED = 130
+"""After Ctrl-C, as shells have it: 128 and the number of SIGINT."""
+NOBODY_READS = 141
+"""As a program ends that SIGPIPE ends: what it found is not told by 0."""
+
 
 class MpsctlError(Exception):
     """The base of every error that ends a verb; its text is the one line that is shown."""

@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 import pytest
 
+from mpsctl.cli import exit_codes, options
 from mpsctl.cli import main as command_line
 
 
@@ -31,6 +32,8 @@ class Shell:
         except SystemExit as end:
             code = int(end.code or 0)
         self.out, self.err = self._capsys.readouterr()
+        verb = words[0] if words and words[0] in options.VERBS else "version"
+        assert exit_codes.can_end_with(verb, code), f"{verb} ended with {code}, which its help does not name"
         return code
 
     def json(self, *words: str, stdin: str = "", main_pid: Optional[int] = None) -> Any:

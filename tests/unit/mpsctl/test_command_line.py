@@ -8,7 +8,6 @@ import inspect
 import io
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from typing import Optional, Sequence
 import pytest
 
 from fakes import Host, h200
-from mpsctl.checks import verbs
 from mpsctl.cli import main as command_line
 from mpsctl.cli import options
 from mpsctl.lifecycle import apply
@@ -36,17 +34,6 @@ def running(host: Host) -> Host:
 
 
 # -- help
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_the_help_of_every_verb_lists_the_exit_codes(mpsctl: Shell, verb: str) -> None:
-    assert mpsctl(verb, "--help") == 0
-    assert "exit codes:" in mpsctl.out
-    for code in ("0  done", "1  condition", "2  a value", "3  something outside", "4  what was set", "70 a fault"):
-        assert code in mpsctl.out
-    for row in verbs.rows():
-        assert re.search(rf"^  {' +'.join(row)}$", mpsctl.out, re.MULTILINE)
-    assert "--json" in mpsctl.out
 
 
 @pytest.mark.parametrize(
@@ -90,6 +77,15 @@ def test_the_help_of_the_program_lists_every_verb(mpsctl: Shell) -> None:
     assert mpsctl("--help") == 0
     for verb in VERBS:
         assert f"\n    {verb}" in mpsctl.out
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_the_version_is_told_by_an_option_as_by_its_verb(mpsctl: Shell, more: list[str]) -> None:
+    assert mpsctl("version", *more) == 0
+    told = mpsctl.out
+    assert mpsctl("--version", *more) == 0
+    assert mpsctl.out == told
+    assert mpsctl("--version", "status") == 2
 
 
 @pytest.mark.parametrize("words", [[], ["start"], ["apply"], ["status", "--colour"], ["env", "0", "--format", "xml"]])

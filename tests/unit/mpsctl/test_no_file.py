@@ -13,11 +13,10 @@ import pytest
 
 from fakes import Host, uuid
 from mpsctl.adapters import files, hardware, locks, systemd
-from mpsctl.cli import main as command_line
 from mpsctl.converge import reconcile
 from mpsctl.converge.request import Request
 from mpsctl.lifecycle import drain as lifecycle
-from mpsctl.model.errors import BadValue, NoRight, NotAFile, TooLarge, Unreadable
+from mpsctl.model.errors import FAULT, BadValue, NoRight, NotAFile, TooLarge, Unreadable
 from mpsctl.store import configuration, drains, limit_bypasses, measured, record, saved_compute_modes, unresponsive
 from shell import Shell
 
@@ -256,7 +255,7 @@ def test_one_instance_s_fault_is_that_instance_s(
     before = mpsctl.json(verb)
     plant(live.places.conf("x"))
     code = mpsctl(verb, "--json")
-    assert code != command_line._FAULT
+    assert code != FAULT
     assert usual is None or code == usual
     after: Any = json.loads(mpsctl.out)
     if verb in ("status", "health", "clients"):
