@@ -51,6 +51,7 @@ OF_PROGRAM = (
     Wait("observe.host.INSTANCE_TIMEOUT_S", "the look at one instance", "unknown how that instance is"),
     Wait("observe.host._TOGETHER_TIMEOUT_S", "the same, in one process with others", "unknown how it is"),
     Wait("lifecycle.health.INSTANCE_TIMEOUT_S", "the same, each minute", "unknown how that instance is"),
+    Wait("cli.top.LOOK_S", "one look of `mpsctl top`", "given up, said, and begun anew"),
     Wait("adapters.control_daemon.DEADLINE_S", "one session with a control daemon", "not served; its peers are named"),
     Wait("store.quiet.WAIT_S", "who is being passed on, before a daemon is asked", "nobody calls it unresponsive"),
     Wait("store.quiet.MOST_S", "a look at the daemon, by the front door", "the door passes clients on again"),

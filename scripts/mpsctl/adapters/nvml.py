@@ -273,6 +273,38 @@ def snapshot(open_: Callable[[], AbstractContextManager[Nvml]]) -> Snapshot:
         return Snapshot(unread=str(error), mismatch=isinstance(error, VersionMismatch))
 
 
+class Kept:
+    """NVML for one who asks again and again: it stays open from one look to the next, as long as it answers.
+
+    While it is open the driver cannot be unloaded, as under every program that watches GPUs.
+    """
+
+    def __init__(self, open_: Callable[[], AbstractContextManager[Nvml]]) -> None:
+        self._open = open_
+        self._stack = ExitStack()
+        self._nvml: Optional[Nvml] = None
+
+    def snapshot(self) -> Snapshot:
+        """As the function of that name. Once NVML shows nothing, the next look opens it anew."""
+        seen = Snapshot()
+        try:
+            seen = snapshot(self._kept)
+        finally:
+            if seen.unread is not None or not seen.gpus:
+                self.close()
+        return seen
+
+    @contextmanager
+    def _kept(self) -> Iterator[Nvml]:
+        if self._nvml is None:
+            self._nvml = self._stack.enter_context(self._open())
+        yield self._nvml
+
+    def close(self) -> None:
+        self._nvml = None
+        self._stack.close()
+
+
 class ClientMemory:
     """What MPS clients hold. NVML is opened when the first is asked for, and closed with ``stack``."""
 

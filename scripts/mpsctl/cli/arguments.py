@@ -258,3 +258,15 @@ def loopback(parser: argparse.ArgumentParser) -> None:
 
 def completion(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=("bash", "zsh"), help="for which shell")
+
+
+def top(parser: argparse.ArgumentParser) -> None:
+    name_any(parser)
+    parser.add_argument(
+        "--interval", metavar="S", default="2", help="seconds from one look to the next (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="one look as text, as where standard output is no terminal or with --json",
+    )

@@ -64,6 +64,7 @@ _OWN: Mapping[str, Mapping[int, str]] = {
 
 _MEASURED = "after signal n, with what was measured until then"
 _SEVERAL: Mapping[str, tuple[Code, ...]] = {
+    "top": (Code(BY_SIGNAL, "after signal n"),),
     "bench": (Code(BY_SIGNAL, _MEASURED),),
     "loopback": (Code(BY_SIGNAL, _MEASURED),),
     "run": (Code(BY_SIGNAL, "signal n ended the command"), Code(ANY, "the command's own")),

@@ -14,7 +14,7 @@ from mpsctl.store.world import World
 _ENVIRONMENT = {
     "MPSCTL_TRACE": "set to anything: a fault of this program is shown with the place in the code where it happened",
     "NO_COLOR": "set to anything: no colour, also on a terminal",
-    "TERM": "dumb: no colour",
+    "TERM": "dumb: no colour, and top shows one look as text",
     "COLUMNS": "how wide the helps are; by default as wide as the terminal",
 }
 

@@ -80,6 +80,11 @@ def parser(asked: Optional[str]) -> argparse.ArgumentParser:
 
 VERBS: dict[str, Verb] = {
     "status": Verb("what each instance is, beside what is desired of it", arguments.name_any, "status.status"),
+    "top": Verb(
+        "a live view for a terminal: each instance with its state, memory and limits, and its clients",
+        arguments.top,
+        "top.top",
+    ),
     "verify": Verb(
         "prove that MPS is active, check by check, and say what keeps it from being so",
         arguments.verify,

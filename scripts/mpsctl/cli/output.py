@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Optional, TextIO
+from contextlib import contextmanager, suppress
+from typing import Any, Iterator, Optional, Sequence, TextIO
 
 from mpsctl.model import foreign
+
+_OTHER_SCREEN, _FORMER_SCREEN = "\x1b[?1049h\x1b[?25l\x1b[H\x1b[J", "\x1b[?25h\x1b[?1049l"
 
 
 class _Coloured(str):
@@ -48,6 +51,53 @@ def show_in_place(text: str, terminal: TextIO) -> None:
     print(f"\r\x1b[K{foreign.line(text)}", end="", file=terminal, flush=True)
 
 
+@contextmanager
+def whole_screen(terminal: TextIO) -> Iterator[None]:
+    """The terminal's other screen for the length of the block, without a cursor; then all is as it was."""
+    try:
+        print(_OTHER_SCREEN, end="", file=terminal, flush=True)
+        yield
+    finally:
+        with suppress(OSError, ValueError):  # the terminal is gone
+            print(_FORMER_SCREEN, end="", file=terminal, flush=True)
+
+
+def show_screen(lines: Sequence[Sequence[str]], terminal: TextIO, columns: int) -> None:
+    """Show lines, made of parts as for ``say`` and cut to the screen's width, in the place of what stood there."""
+    shown = "\r\n".join(f"\x1b[K{_cut(parts, terminal, columns)}" for parts in lines)
+    print(f"\x1b[H{shown}\x1b[J" if lines else "\x1b[H\x1b[J", end="", file=terminal, flush=True)
+
+
+def say_cut(parts: Sequence[str], columns: int) -> None:
+    """Print one line as ``say`` does, cut to so many columns."""
+    print(_cut(parts, sys.stdout, columns))
+
+
+def _cut(parts: Sequence[str], terminal: TextIO, columns: int) -> str:
+    """Parts of a line in at most so many columns, as the terminal's encoding has them."""
+    encoding = terminal.encoding or "ascii"
+    made, room = "", columns
+    for part in parts:
+        text = foreign.line(part).encode(encoding, "backslashreplace").decode(encoding)
+        end = 0
+        while end < len(text) and room >= _width(text[end]):
+            room -= _width(text[end])
+            end += 1
+        made += _coloured(text[:end], part, terminal)
+        if end < len(text):
+            break
+    return made
+
+
+def _width(sign: str) -> int:
+    """How many columns a sign takes on a terminal."""
+    if sign.isascii():
+        return 1
+    from unicodedata import combining, east_asian_width  # few lines have such signs
+
+    return 0 if combining(sign) else 2 if east_asian_width(sign) in "WF" else 1
+
+
 def say_json(data: Any) -> None:
     """Print an answer as JSON: for people on a terminal with one value a line, else on one line."""
     import json  # not every answer is
@@ -56,9 +106,12 @@ def say_json(data: Any) -> None:
 
 
 def _part(text: str, stream: TextIO) -> str:
-    printable = foreign.line(text)
-    if isinstance(text, _Coloured) and _shows_colours(stream):
-        return f"\033[{text.code}m{printable}\033[0m"
+    return _coloured(foreign.line(text), text, stream)
+
+
+def _coloured(printable: str, part: str, stream: TextIO) -> str:
+    if isinstance(part, _Coloured) and _shows_colours(stream):
+        return f"\033[{part.code}m{printable}\033[0m"
     return printable
 
 
