@@ -56,7 +56,8 @@ step that mends it; where only a person can mend it, the host's answer names it.
 A CHECK has `name` (its id), `level`, `found`, `expected`, `remedy`, `evidence` (lines), `reasons` (each with its
 `cause` as `mpsctl doctor` names it), `mends` (reload, restart, start, enable, converge, undrain, a person, or nothing)
 and `facts`, the values behind it. `facts` of an instance are what was seen, whatever is judged of it: `unit`,
-`desired`, `devices` with their `used_mib`, `values`, `servers` with their `clients`, `processes`, `drain` and more.
+`desired`, `devices` with their `used_mib` and `utilisation_percent`, `values`, `servers` with their `clients`,
+`processes`, `drain` and more.
 Texts of others are escaped and cut there. health adds `actions` to each instance: what it did or will do, each with
 its `kind` and `pid`.
 """

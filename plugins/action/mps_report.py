@@ -15,7 +15,7 @@ from ansible.plugins.action import ActionBase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "plugin_utils"))
 
-from mps_role import ansible_values, report
+from mps_role import ansible_values, report, report_page
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no types
@@ -48,7 +48,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         directory = Path(arguments["directory"]).resolve()
         files = {
             directory / f"{name}.json": json.dumps(made, indent=1),
-            directory / f"{name}.html": report.page(made, {"verify": "Verified", "reboot": "Rebooted"}[name]),
+            directory / f"{name}.html": report_page.page(made, {"verify": "Verified", "reboot": "Rebooted"}[name]),
         }
         if not self._task.check_mode:
             directory.mkdir(parents=True, exist_ok=True)

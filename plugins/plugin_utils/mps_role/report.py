@@ -6,17 +6,14 @@ import json
 from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence
 
-import jinja2
+from . import report_glance
+from .report_page import HOST, in_order, severity
 
-from . import project
-
-from mpsctl.model.finding import CRITICAL, OK, UNKNOWN, WARNING, worst  # isort: skip
+from mpsctl.model.finding import CRITICAL, OK, worst  # isort: skip
 
 FORMAT = 2
 ANSWER_FORMAT = 2
 """The format of `mpsctl verify --json` that is read here: a host may still have the program of an earlier release."""
-_HOST = "the host"
-"""Stands where an instance's name would for checks that belong to none."""
 
 
 def of(results: Mapping[str, Mapping[str, Any]], generated: str) -> dict[str, Any]:
@@ -31,7 +28,7 @@ def of(results: Mapping[str, Mapping[str, Any]], generated: str) -> dict[str, An
         "generated": generated,
         "worst": worst(levels),
         "simulated": any(host["simulated"] for host in hosts.values()),
-        "count": {level: levels.count(level) for level in sorted(set(levels), key=_severity)},
+        "count": {level: levels.count(level) for level in sorted(set(levels), key=severity)},
         "hosts": hosts,
     }
 
@@ -73,14 +70,10 @@ def _checks(part: Optional[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     return found
 
 
-def _severity(level: str) -> int:
-    return [CRITICAL, WARNING, UNKNOWN, OK].index(level)
-
-
 def _host(result: Mapping[str, Any]) -> dict[str, Any]:
     found = result.get("verified") or {}
     instances = {name: list(_checks(one)) for name, one in (found.get("instances") or {}).items()}
-    groups = {_HOST: list(_checks(found.get("host"))), **instances}
+    groups = {HOST: list(_checks(found.get("host"))), **instances}
     if result.get("problem"):
         problem = _check("came-back", _line(result["problem"]), "a host that is as before", "mend it and run again")
     elif result.get("unreachable"):
@@ -95,7 +88,7 @@ def _host(result: Mapping[str, Any]) -> dict[str, Any]:
     else:
         problem = None
     if problem is not None:
-        groups[_HOST].insert(0, problem)
+        groups[HOST].insert(0, problem)
     levels = {name: worst(check["level"] for check in checks) for name, checks in groups.items()}
     return {
         "level": worst(levels.values()),
@@ -103,7 +96,12 @@ def _host(result: Mapping[str, Any]) -> dict[str, Any]:
         "simulated": bool(found.get("simulated")),
         "first": _first(groups),
         "groups": [
-            {"name": name, "level": levels[name], "checks": sorted(checks, key=lambda one: _severity(one["level"]))}
+            {
+                "name": name,
+                "level": levels[name],
+                "glance": None if name == HOST else report_glance.of(found["instances"][name]),
+                "checks": sorted(checks, key=lambda one: severity(one["level"])),
+            }
             for name, checks in groups.items()
             if checks
         ],
@@ -129,7 +127,7 @@ def failing(result: Mapping[str, Any]) -> list[str]:
 
 
 def _told(group: str, check: Mapping[str, Any]) -> str:
-    place = "" if group == _HOST else f"instance {group}: "
+    place = "" if group == HOST else f"instance {group}: "
     return f"{place}{check['name']}: {check['found']}"
 
 
@@ -138,24 +136,7 @@ def _first(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     bad = [(name, check) for name, checks in groups.items() for check in checks if check["level"] != OK]
     if not bad:
         return ""
-    return _told(*min(bad, key=lambda pair: _severity(pair[1]["level"])))
-
-
-def page(report: Mapping[str, Any], what: str = "Verified") -> str:
-    """The report as one HTML file. ``what`` was done to the hosts, as one word."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(project.ROLE / "templates"),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-        autoescape=True,
-    )
-    return environment.get_template("verify.html.j2").render(report=report, what=what, in_order=_in_order(report))
-
-
-def _in_order(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The hosts, the worst first, as the inventory has them within a level."""
-    return sorted(report["hosts"].items(), key=lambda pair: _severity(pair[1]["level"]))
+    return _told(*min(bad, key=lambda pair: severity(pair[1]["level"])))
 
 
 def fails(level: str) -> bool:
@@ -165,7 +146,7 @@ def fails(level: str) -> bool:
 
 def summary(report: Mapping[str, Any], shown: int = 4) -> str:
     """One line on the hosts that fail, or on the fleet where none does."""
-    failing = [f"{host} ({about['first']})" for host, about in _in_order(report) if about["level"] == CRITICAL]
+    failing = [f"{host} ({about['first']})" for host, about in in_order(report) if about["level"] == CRITICAL]
     total = len(report["hosts"])
     if not failing:
         counts = ", ".join(f"{number} {level}" for level, number in report["count"].items())

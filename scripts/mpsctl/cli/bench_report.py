@@ -46,7 +46,14 @@ svg { width: 100%; max-width: 46rem; height: auto; display: block; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .92rem; }
 th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; } th:first-child, td:first-child { text-align: left; }
-li { overflow-wrap: anywhere; } @media print { body { max-width: none; } .plot { break-inside: avoid; } }
+li { overflow-wrap: anywhere; }
+@media (max-width: 40rem) { thead { display: none; } table, tbody { display: block; }
+  tr { display: grid; grid-template-columns: repeat(4, minmax(0, 1fr)); gap: .1rem .6rem; padding: .4rem 0;
+    border-bottom: 1px solid var(--line); }
+  td { display: block; text-align: left; white-space: normal; overflow-wrap: anywhere; border: 0; padding: 0; }
+  td:first-child { grid-column: 1 / -1; font-weight: 600; }
+  td:not(:first-child)::before { content: attr(data-name); display: block; font-size: .75rem; color: var(--soft); } }
+@media print { body { max-width: none; } .plot { break-inside: avoid; } }
 """
 
 
@@ -239,7 +246,10 @@ def as_page(report: Report) -> str:
     notes = "".join(f"<li>{escape(note)}</li>" for note in report.all_notes)
     head = "".join(f"<th>{escape(name)}</th>" for name in _COLUMNS)
     rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _row(point)) + "</tr>" for point in report.points
+        "<tr>"
+        + "".join(f'<td data-name="{escape(name)}">{escape(cell)}</td>' for name, cell in zip(_COLUMNS, _row(point)))
+        + "</tr>"
+        for point in report.points
     )
     return f"""<!DOCTYPE html>
 <html lang="en">

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Optional, Sequence
 
 from mpsctl.checks import words
@@ -41,8 +40,9 @@ def lines(view: View, columns: Optional[int] = None, rows: Optional[int] = None,
 
 
 def _head(view: View, note: str) -> list[Line]:
-    clock = time.strftime("%H:%M:%S", time.localtime(view.wall_s))
-    found: list[Line] = [(f"{shown(view.host, 40)}  {clock}  ", render.word(view.worst), f"  {note}" if note else "")]
+    found: list[Line] = [
+        (f"{shown(view.host, 40)}  {view.looked_at}  ", render.word(view.worst), f"  {note}" if note else "")
+    ]
     if view.simulated:
         found.append((colour(words.SIMULATED, "33"),))
     if view.word_of_host != OK:

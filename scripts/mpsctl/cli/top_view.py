@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from typing import Any, Iterator, Optional, Sequence
 
@@ -77,10 +78,11 @@ class ClientRow:
 
 @dataclass(frozen=True)
 class View:
-    """One look. ``free`` are devices of no instance, ``waiting`` a line for each client that waits."""
+    """One look. ``looked_at`` is a time for people, ``free`` are devices of no instance, and ``waiting`` is a line for
+    each client that waits, with its instance."""
 
     host: str
-    wall_s: float
+    looked_at: str
     simulated: bool
     worst: str
     word_of_host: str
@@ -103,7 +105,7 @@ def of(found: Report) -> View:
     clients.sort(key=lambda one: (one.memory_mib is None, -(one.memory_mib or 0), one.instance, one.pid))
     return View(
         host=os.uname().nodename,
-        wall_s=facts.wall_s,
+        looked_at=time.strftime("%Y-%m-%d %H:%M:%S %z"),
         simulated=facts.simulated,
         worst=found.worst,
         word_of_host=found.word_of_host,

@@ -31,11 +31,11 @@ _ADDED: Mapping[type, tuple[str, ...]] = {
 
 
 def instance(found: InstanceFacts, gpus: GpuFacts) -> dict[str, Any]:
-    """The facts of an instance; its devices in the order of their ordinals, each with what of its memory is used."""
+    """The facts of an instance; its devices in the order of their ordinals, each with how full and how busy it is."""
     data: dict[str, Any] = of(found)
     for device, one in zip(found.devices, data["devices"]):
         load = gpus.load(device.uuid)
-        one.update(used_mib=load.used_mib, free_mib=load.free_mib)
+        one.update(used_mib=load.used_mib, free_mib=load.free_mib, utilisation_percent=load.utilisation_percent)
     return data
 
 

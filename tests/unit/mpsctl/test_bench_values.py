@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Mapping, Optional, Sequence
@@ -304,6 +305,9 @@ def test_every_form_is_well_made_and_whole(made: Report, tmp_path: Path) -> None
         for word in ("http:", "https:", "url(", "<script", "@import")
         if word in page.replace("http://www.w3.org/2000/svg", "")
     ], "nothing is loaded from anywhere"
+    head = re.findall(r"<th>([^<]*)</th>", page)
+    named = re.findall(r'<td data-name="([^"]*)">', page)
+    assert named == head * (len(named) // len(head)), "without the head, on a telephone, each cell has its name"
     assert AWKWARD not in page
     told = json.loads((tmp_path / "bench.json").read_text())
     assert told["verdict"]["text"] == made.verdict.text
