@@ -58,7 +58,7 @@ def prove_verify(fleet: Rollout, folder: Path) -> None:
     assert report["simulated"]
     page = (folder / "verify.html").read_text()
     assert "Simulated GPUs" in page
-    assert all(f'<span class="host">{host.name}</span>' in page for host in fleet.hosts)
+    assert all(f"<tr><th colspan=8>{host.name}<tr>" in page for host in fleet.hosts)
     assert f"5 of {len(fleet.hosts)} hosts fail" in done.output
 
 
