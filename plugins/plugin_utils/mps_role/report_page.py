@@ -6,7 +6,6 @@ Texts are alike that differ in numbers and ids only: a UUID, a pid, a count. The
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
@@ -21,7 +20,7 @@ HOST = "the host"
 """Stands where an instance's name would for checks that belong to none."""
 MOST_TEXTS = 20
 """Of texts that are alike, and differ in numbers, so many are shown."""
-_MOST_OF_TEXT, _MOST_LINES = 600, 40
+_MOST_OF_TEXT, _MOST_LINES, _MOST_LINES_OF_PASSED = 600, 40, 3
 _OPEN_HOSTS = 12
 """On the page of so few hosts nothing has to be opened to be seen."""
 _DIFFERS = re.compile(r"[0-9a-fA-F]*[0-9][0-9a-fA-F]*(?:[-.:][0-9a-fA-F]+)*")
@@ -37,7 +36,7 @@ def page(report: Mapping[str, Any], what: str = "Verified") -> str:
         autoescape=True,
     )
     environment.globals.update(
-        gpus=_gpus, clients=_clients, memory=_memory, used=_used, busy=_busy, limit=_limit, threads=_threads
+        few=few, gpus=_gpus, clients=_clients, memory=_memory, used=_used, busy=_busy, limit=_limit, threads=_threads
     )
     amiss, passed, changed = _findings(report)
     return environment.get_template("verify.html.j2").render(
@@ -83,10 +82,10 @@ class Text:
 
 @dataclass
 class Finding:
-    """A check with one level and all that was found alike."""
+    """A check with one level and all that was found alike. What is not known may be several checks with one reason."""
 
     level: str
-    name: str
+    checks: list[str] = field(default_factory=list)
     texts: dict[tuple[Any, ...], Text] = field(default_factory=dict)
     where: dict[str, list[str]] = field(default_factory=dict)
     """all hosts, with the instances of each"""
@@ -129,16 +128,19 @@ def _findings(report: Mapping[str, Any]) -> tuple[list[Finding], list[Finding], 
         before = check.get("before")
         differs = before is not None and before != f"{check['level']}: {check['found']}"
         if check["level"] != OK:
-            _add(amiss, host, group, check, before if differs else None, pattern(check["found"]))
+            # What a missing daemon or driver hides is one thing, not thirty.
+            hidden = check["level"] == UNKNOWN and not check["remedy"]
+            by = (UNKNOWN if hidden else check["name"], pattern(check["found"]))
+            _add(amiss, host, group, check, before if differs else None, *by)
         elif differs:
-            _add(changed, host, group, check, before, pattern(check["found"]), pattern(str(before)))
+            _add(changed, host, group, check, before, check["name"], pattern(check["found"]), pattern(str(before)))
         else:
-            _add(passed, host, group, check, None)
+            _add(passed, host, group, check, None, check["name"])
     for finding in (*amiss.values(), *passed.values(), *changed.values()):
         for text in finding.texts.values():
             text.places = _by_instances((host, name) for host, names in text.places.items() for name in names)
     order = sorted(amiss.values(), key=lambda one: (severity(one.level), len(one.where)))
-    return order, sorted(passed.values(), key=lambda one: one.name), list(changed.values())
+    return order, sorted(passed.values(), key=lambda one: one.checks), list(changed.values())
 
 
 def _checks(report: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -156,16 +158,21 @@ def _add(
     before: Optional[str],
     *alike_by: str,
 ) -> None:
-    finding = into.setdefault((check["level"], check["name"], *alike_by), Finding(check["level"], check["name"]))
+    finding = into.setdefault((check["level"], *alike_by), Finding(check["level"]))
+    if check["name"] not in finding.checks:
+        finding.checks.append(check["name"])
     amiss = check["level"] != OK
     said = tuple(check[key][:_MOST_OF_TEXT] if amiss else "" for key in ("expected", "remedy"))
-    evidence = tuple(line[:_MOST_OF_TEXT] for line in check["evidence"][:_MOST_LINES]) if amiss or before else ()
+    lines = _MOST_LINES if amiss or before else _MOST_LINES_OF_PASSED
+    evidence = tuple(line[:_MOST_OF_TEXT] for line in check["evidence"][:lines])
     key = (check["found"][:_MOST_OF_TEXT], *said, before, evidence)
     text = finding.texts.get(key)
     if text is None:
         text = finding.texts[key] = Text(key[0], said[0], said[1], before, evidence)
-    text.places.setdefault(host, []).append(group)
-    finding.where.setdefault(host, []).append(group)
+    for places in (text.places, finding.where):
+        there = places.setdefault(host, [])
+        if group not in there:
+            there.append(group)
 
 
 def _by_instances(places: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
@@ -227,8 +234,15 @@ def alike(report: Mapping[str, Any]) -> list[Alike]:
 
 
 def _row(group: Mapping[str, Any]) -> dict[str, Any]:
-    bad = Counter(check["name"] for check in group["checks"] if check["level"] != OK)
-    return {**group, "bad": list(bad), "glance": group.get("glance"), "passed": len(group["checks"]) - bad.total()}
+    bad = dict.fromkeys(check["name"] for check in group["checks"] if check["level"] != OK)
+    return {**group, "bad": few(bad), "glance": group.get("glance")}
+
+
+def few(names: Iterable[str], most: int = 3) -> str:
+    """Names in one line, as many as may stand in it, and how many more there are."""
+    found = list(names)
+    more = len(found) - most
+    return ", ".join(found) if more <= 0 else f"{', '.join(found[:most])} and {more} more"
 
 
 def _used_percent(devices: Iterable[Mapping[str, Any]]) -> Optional[int]:

@@ -294,3 +294,19 @@ def test_on_a_telephone_each_cell_has_its_name() -> None:
     named = dict(re.findall(r'td:nth-child\((\d)\)(?::not\(\[colspan\]\))?::before { content: "([^"]*)"', text))
     assert [named[str(number)].lower() for number in range(1, 8)] == [name.lower() for name in head[:7]]
     assert "width=device-width" in text
+
+
+def test_what_a_missing_daemon_hides_is_one_line_also_on_a_thousand_hosts() -> None:
+    """The worst that can be: each check of each instance of a fleet with long names cannot be told."""
+    hosts = {}
+    for number in range(1000):
+        told = answer(number)
+        for one in told["verified"]["instances"].values():
+            for each in one["checks"]:
+                each.update(level="unknown", found=f"control daemon {number} does not answer", remedy="")
+        hosts[f"gpu-node-{number:04}.cluster-a.example.org"] = told
+    text = report_page.page(made(**hosts))
+    assert len(text.encode()) < 2_000_000
+    (names,) = re.findall(r'<details class="f" data-l="unknown" data-c="([^"]*)"', text)
+    assert len(names.split()) > 30
+    assert len(re.findall('<details class="g"', text)) == 1
