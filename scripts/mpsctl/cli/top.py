@@ -66,7 +66,7 @@ def _once(world: World, names: Sequence[str]) -> int:
 
 @contextmanager
 def _looks(world: World, names: Sequence[str]) -> Iterator[Callable[[], View]]:
-    """In the process that looks: NVML stays open, and each daemon is asked once a look."""
+    """In the process that looks: NVML stays open from one look to the next."""
     kept = nvml.Kept(world.nvml)
 
     def once() -> View:
