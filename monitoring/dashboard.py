@@ -12,11 +12,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from grafana_foundation_sdk.builders import common, prometheus, stat, table, timeseries
 from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.builders import prometheus, stat, table, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as models
-from grafana_foundation_sdk.models.common import LegendDisplayMode, LegendPlacement
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 FILE = Path(__file__).with_name("dashboard.json")
 STAT, SERIES, TABLE = "stat", "timeseries", "table"
@@ -186,21 +186,17 @@ _HEIGHT = {STAT: 4, SERIES: 8, TABLE: 8}
 
 
 def _panel(panel: Panel) -> stat.Panel | table.Panel | timeseries.Panel:
-    made = {STAT: stat.Panel, SERIES: timeseries.Panel, TABLE: table.Panel}[panel.kind]()
+    made = timeseries.Panel().min(0) if panel.kind == SERIES else stat.Panel() if panel.kind == STAT else table.Panel()
     made.title(panel.title).description(panel.about).unit(panel.unit)
     made.span(panel.width).height(_HEIGHT[panel.kind])
     made.datasource(common_source())
-    for number, (legend, query) in enumerate(panel.queries.items()):
-        target = prometheus.Dataquery().expr(query).legend_format(legend).ref_id(chr(ord("A") + number))
+    for number, (text, query) in enumerate(panel.queries.items()):
+        target = prometheus.Dataquery().expr(query).legend_format(text).ref_id(chr(ord("A") + number))
         if panel.kind != SERIES:
             target.instant()
         if panel.kind == TABLE:
-            target.format("table")
+            target.format(PromQueryFormat.TABLE)
         made.with_target(target)
-    if isinstance(made, timeseries.Panel):
-        made.min(0).legend(
-            common.VizLegendOptions().display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)
-        )
     return made
 
 
@@ -210,7 +206,7 @@ def common_source() -> models.DataSourceRef:
 
 
 def _variable(name: str, label: str, query: str) -> builders.QueryVariable:
-    return (
+    made: builders.QueryVariable = (
         builders.QueryVariable(name)
         .label(label)
         .query(query)
@@ -221,6 +217,7 @@ def _variable(name: str, label: str, query: str) -> builders.QueryVariable:
         .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
         .current(models.VariableOption(text="All", value="$__all", selected=True))
     )
+    return made
 
 
 def text() -> str:

@@ -131,7 +131,8 @@ def watched(prefix: str, release: str = "bookworm", daemon: str = "550") -> Iter
     options = ("--hosts", "2", "--gpus", "4", "--release", release, "--daemon", daemon, "--standin-server")
     with hosts(prefix, *options, "--packages", "monitoring") as booted:
         _configure(booted)
-        variables = ("mps_device_memory_limit=4G", "mps_limit_bypass=report", f"mps_metrics_directory={FOLDER}")
+        limits = ("mps_device_memory_limit=4G", "mps_expected_clients=8", "mps_over_expected=wait")
+        variables = (*limits, "mps_limit_bypass=report", f"mps_metrics_directory={FOLDER}")
         words = [word for one in variables for word in ("-e", one)]
         done = Rollout(prefix, booted).play("playbooks/monitoring.yml", *words)
         assert done.exit_code == 0, done.output

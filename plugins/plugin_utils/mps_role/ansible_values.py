@@ -8,7 +8,8 @@ from typing import Any, Callable, Container, Mapping, Optional
 from . import variables  # first: it makes mpsctl importable
 
 from mpsctl.model.foreign import shown, written  # isort: skip
-from mpsctl.model.settings import BY_VARIABLE, PREFIX  # isort: skip
+from mpsctl.model.setting import PREFIX  # isort: skip
+from mpsctl.model.settings import BY_VARIABLE  # isort: skip
 
 _MOST_OF_FAILURE = 500
 

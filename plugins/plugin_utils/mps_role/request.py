@@ -13,7 +13,8 @@ from . import project  # first: it makes mpsctl importable
 
 from mpsctl.converge.request import FORMAT  # isort: skip
 from mpsctl.model import instance_file  # isort: skip
-from mpsctl.model.settings import BY_KEY, PREFIX, SETTINGS  # isort: skip
+from mpsctl.model.setting import PREFIX  # isort: skip
+from mpsctl.model.settings import BY_KEY, SETTINGS  # isort: skip
 
 EACH = "%i"
 """Stands for the instance's name in its file, and so for the GPU where each has an instance."""

@@ -15,7 +15,8 @@ from mpsctl.model import gpu as gpu_names  # isort: skip
 from mpsctl.model import instance as instances  # isort: skip
 from mpsctl.model.errors import BadValue  # isort: skip
 from mpsctl.model.foreign import quoted, shown, written  # isort: skip
-from mpsctl.model.settings import BY_VARIABLE, PREFIX, SETTINGS, Former, Setting  # isort: skip
+from mpsctl.model.setting import PREFIX, Former, Setting  # isort: skip
+from mpsctl.model.settings import BY_VARIABLE, SETTINGS  # isort: skip
 from mpsctl.model.shares import check_shares  # isort: skip
 
 OVERRIDES: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS if setting.per_instance}

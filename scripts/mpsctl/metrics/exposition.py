@@ -61,18 +61,18 @@ class Samples:
         for sample in self:
             if sample.name != last:
                 family = BY_NAME[sample.name]
-                lines += [f"# HELP {family.name} {_escaped(family.help)}", f"# TYPE {family.name} {family.kind}"]
+                lines += [f"# HELP {family.name} {_as_text(family.help)}", f"# TYPE {family.name} {family.kind}"]
                 last = sample.name
             lines.append(f"{sample.name}{_labels(sample)} {_number(sample.value)}")
         return "\n".join(lines) + "\n"
 
 
 def _labels(sample: Sample) -> str:
-    pairs = ",".join(f'{name}="{_escaped(value, quoted=True)}"' for name, value in sample.labels)
+    pairs = ",".join(f'{name}="{_as_text(value, quoted=True)}"' for name, value in sample.labels)
     return f"{{{pairs}}}" if pairs else ""
 
 
-def _escaped(text: str, quoted: bool = False) -> str:
+def _as_text(text: str, quoted: bool = False) -> str:
     text = text.replace("\\", "\\\\").replace("\n", "\\n")
     return text.replace('"', '\\"') if quoted else text
 

@@ -13,7 +13,8 @@ from mpsctl.model import settings
 from mpsctl.model.checked_values import check_name
 from mpsctl.model.errors import BadValue
 from mpsctl.model.instance import Instance, check_together
-from mpsctl.model.settings import BY_FORMER_KEY, BY_KEY, SECTIONS, SETTINGS, Setting
+from mpsctl.model.setting import Setting
+from mpsctl.model.settings import BY_FORMER_KEY, BY_KEY, SECTIONS, SETTINGS
 
 _HEAD = """\
 # Managed by mps-fleet: written by the role mps, changes by hand are lost.

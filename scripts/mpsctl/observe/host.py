@@ -185,8 +185,6 @@ def look(
     with suppress(OSError):
         enabled = systemd.enabled_instances(world.places.units)
         found.without_file = [name for name in enabled if name not in (*every, *refused)]
-    with suppress(MpsctlError):
-        found.metrics = metrics_file.read(world.places)
     found.default_directories = list(_default_directories(world))
     if deep:
         found.remains = remains.look(world, public_in_use(world, found))
@@ -194,7 +192,7 @@ def look(
     if beside is not None:
         with suppress(NotReady):
             found.managers, found.boot = beside.answer()
-    _look_at_saved_modes(world, found)
+    _look_at_records(world, found)
     around = Surroundings(found.gpus, found.processes, whole_journal=deep)
     looks = _looks(world, found, list(dict.fromkeys(wanted)), isolated, around)
     if isolated:
@@ -207,7 +205,9 @@ def look(
     return found
 
 
-def _look_at_saved_modes(world: World, found: HostFacts) -> None:
+def _look_at_records(world: World, found: HostFacts) -> None:
+    with suppress(MpsctlError):
+        found.metrics = metrics_file.read(world.places)
     with suppress(OSError):
         found.saved_modes = saved_compute_modes.all_recorded(world)
         found.modes_set = frozenset(uuid for uuid in found.saved_modes if saved_compute_modes.was_set(world, uuid))

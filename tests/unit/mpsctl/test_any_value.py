@@ -18,7 +18,8 @@ from mpsctl.model import instance_file
 from mpsctl.model.checked_values import check_group, check_package, check_serial, check_server_user
 from mpsctl.model.errors import BadValue
 from mpsctl.model.foreign import quoted
-from mpsctl.model.settings import BY_KEY, SETTINGS, Setting
+from mpsctl.model.setting import Setting
+from mpsctl.model.settings import BY_KEY, SETTINGS
 from mpsctl.store import configuration
 from shell import Shell
 

@@ -178,6 +178,15 @@ def test_a_limit_that_is_not_in_force_is_told_by_its_absence_or_its_size(served:
     assert found.get(in_force) != 4 * GIB
 
 
+@pytest.mark.parametrize(("in_force_s", "told"), [(1.0, 3), (61.0, 0)])
+def test_starts_that_did_not_last_are_over_once_one_has(served: Host, in_force_s: float, told: int) -> None:
+    report = judge(served, verb=HEALTH)
+    one = report.facts.instances["0"]
+    one.short_lives, one.in_force_s = 3, in_force_s
+    found = series(of_host.samples(report, 1.0, 0.1).text())
+    assert found["mps_daemon_short_lives mps_instance=0"] == told
+
+
 def test_a_drain(served: Host) -> None:
     drains.mark(served.world, "0")
     assert of(served)["mps_drained mps_instance=0"] == 1

@@ -10,7 +10,8 @@ from mpsctl.model import settings
 from mpsctl.model.errors import BadValue
 from mpsctl.model.instance import Instance
 from mpsctl.model.instance_file import parse_conf, render
-from mpsctl.model.settings import BY_KEY, BY_VARIABLE, SETTINGS, Setting
+from mpsctl.model.setting import PREFIX, Setting
+from mpsctl.model.settings import BY_KEY, BY_VARIABLE, SETTINGS
 
 FIELDS = {one.name: one for one in fields(Instance) if one.name != "name"}
 OF_THE_FILE = [one for one in SETTINGS if one.key]
@@ -22,7 +23,7 @@ def test_each_field_of_an_instance_is_one_key_of_its_file() -> None:
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda one: one.variable)
 def test_a_row_is_whole(setting: Setting) -> None:
-    assert setting.variable.startswith(settings.PREFIX)
+    assert setting.variable.startswith(PREFIX)
     assert setting.meaning.endswith(".")
     assert "\n" not in setting.meaning + (setting.comment or "")
     if setting.key is None:

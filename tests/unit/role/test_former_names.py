@@ -10,7 +10,8 @@ import pytest
 
 from fleet import CONVERGE, LOOK, PROJECT, VALIDATE, Fleet, Run
 from mps_role import ansible_values, variables
-from mpsctl.model.settings import BY_VARIABLE, Former
+from mpsctl.model.setting import Former
+from mpsctl.model.settings import BY_VARIABLE
 
 OLD, NEW = "mps_escaped_clients", "mps_limit_bypass"
 WARNING = f"{OLD}: found a former name, which the next release no longer takes; write {NEW}"

@@ -17,7 +17,8 @@ import yaml
 
 from mps_role import packages, variables
 from mpsctl.model.errors import BadValue
-from mpsctl.model.settings import BY_VARIABLE, SETTINGS, Setting
+from mpsctl.model.setting import Setting
+from mpsctl.model.settings import BY_VARIABLE, SETTINGS
 
 PROJECT = Path(__file__).resolve().parents[3]
 ROLE = PROJECT / "roles" / "mps"

@@ -10,7 +10,7 @@ import pytest
 from mps_role import request, variables
 from mpsctl.model.errors import BadValue
 from mpsctl.model.instance_file import parse_conf
-from mpsctl.model.settings import PREFIX
+from mpsctl.model.setting import PREFIX
 
 PLACES = dict.fromkeys(request.PLACES, "/usr/local/bin/mpsctl")
 CHOICES: dict[str, tuple[Any, ...]] = {
