@@ -178,7 +178,7 @@ def test_a_daemon_that_does_not_last_and_a_restart_that_waits(fleet: Watched) ->
             check=False,
         )
     client(host, "1", "keeps-it")
-    host.run("sed -i 's/^MultiUser=.*/MultiUser=yes/' /etc/mps/1.conf")
+    host.run("sed -i -e '/^MultiUser=/d' -e 's/^.Instance.$/&\\nMultiUser=yes/' /etc/mps/1.conf")
     wanted = {("MpsCrashLoop", host.name, "0"), ("MpsRestartPendingLong", host.name, "1")}
     until(lambda: wanted <= fleet.alerts(), "both have their alerts", lambda: sorted(wanted - fleet.alerts()))
     host.run("systemctl stop keeps-it; systemctl restart mps-control@0 mps-control@1")
@@ -247,9 +247,8 @@ def test_nobody_leads_root_elsewhere(fleet: Watched) -> None:
     host = fleet.hosts[1]
     fleet.look(host, looks=False)
     moved = "/var/lib/prometheus/moved"
-    host.run(
-        f"cp -a {FOLDER} {moved} && rm -r {FOLDER} && mv {moved} {FOLDER}"
-    )  # of the host's own layer: it can be moved
+    # An overlay lets nobody move a folder of its lower layers: it is made anew.
+    host.run(f"cp -a {FOLDER} {moved} && rm -r {FOLDER} && mv {moved} {FOLDER}")
     host.run(f"setpriv --reuid prometheus --regid prometheus --clear-groups mv {FOLDER} {moved}")
     host.run(f"setpriv --reuid prometheus --regid prometheus --clear-groups ln -s /etc/cron.d {FOLDER}")
     try:

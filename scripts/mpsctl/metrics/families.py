@@ -74,7 +74,7 @@ FAMILIES: tuple[Family, ...] = (
         "mps_daemon_short_lives",
         GAUGE,
         _OF_INSTANCE,
-        "How many starts in a row did not last, 0 once one has lasted a minute.",
+        "Starts in a row that did not last; 0 after a minute's life.",
     ),
     Family("mps_instance_gpu_info", GAUGE, _OF_BOTH, "1 for each GPU or MIG device that an instance is to serve."),
     Family("mps_front_door_up", GAUGE, _OF_INSTANCE, "1 where somebody listens at the front door, else 0."),
