@@ -18,6 +18,7 @@ import bench_trial
 import consent_trial
 import front_door_trial
 import limits_trial
+import metrics_trial
 import places_trial
 import plan_trial
 import users_trial
@@ -61,6 +62,7 @@ PARTS: dict[str, Callable[[Host], None]] = {
     "by-hand": bench_trial.by_hand,
     "kills": bench_trial.kills,
     "loopback": bench_trial.loopback,
+    "metrics": metrics_trial.part,
 }
 LONG: dict[str, Callable[[Host], None]] = {
     **front_door_trial.PARTS,
