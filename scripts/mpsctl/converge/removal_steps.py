@@ -82,6 +82,9 @@ class RemoveMetrics(Step):
     def differences(self) -> list[Difference]:
         return [state(str(self.path), "present", "absent")]
 
+    def statements(self) -> tuple[Statement, ...]:
+        return (Statement(statement.FILE_REMOVED, name=str(self.path)),)
+
     @classmethod
     def act(cls, _: Sequence[RemoveMetrics], context: Context) -> None:
         try:
