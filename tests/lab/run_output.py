@@ -97,10 +97,12 @@ def client(host: LabHost, stays_s: int) -> Iterator[None]:
     )
     with subprocess.Popen([LAB, "ssh", host.name, line], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        assert b'"outcome": "client"' in process.stdout.readline()
+        said = json.loads(process.stdout.readline())
+        assert said["outcome"] == "client"
         try:
             yield
         finally:
+            host.run(f"kill {said['pid']}", check=False)  # it may have ended by itself
             process.kill()
 
 
