@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Mapping, Optional
 
 from mpsctl.model.instance import Instance
-from mpsctl.model.settings import BY_FORMER_KEY, SETTINGS, Setting
+from mpsctl.model.setting import Setting
+from mpsctl.model.settings import BY_FORMER_KEY, SETTINGS
 
 PROGRAM_INSTALLED, PROGRAM_REMOVED = "program-installed", "program-removed"
 FILE_WRITTEN, FILE_REMOVED, REMAINS_REMOVED = "file-written", "file-removed", "remains-removed"
