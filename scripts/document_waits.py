@@ -209,7 +209,7 @@ def _of_playbooks() -> str:
     rows = []
     for path in task_files():
         for task in tasks(yaml.safe_load(path.read_text())):
-            rebooted = task.get("ansible.builtin.reboot")
+            rebooted = task.get("mps_reboot")
             if "timeout" not in task and rebooted is None:
                 continue
             value = str(task["timeout"] if rebooted is None else rebooted["reboot_timeout"])

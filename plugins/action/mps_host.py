@@ -7,16 +7,31 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Optional
 
 from ansible import constants
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "plugin_utils"))
 
-from mps_role import ansible_values, deferred, packages, report, request, rollout, transport, variables
+from mps_role import (
+    ansible_values,
+    deferred,
+    packages,
+    progress,
+    report,
+    request,
+    rollout,
+    summary,
+    transport,
+    variables,
+)
+
+from mpsctl.converge import statement  # isort: skip
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no types
@@ -46,30 +61,43 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         # mps_validate has seen the inventory's variables; those of a play or of a task are seen here alone.
         refusals = [*read.problems, *variables.unknown(task_vars), *variables.problems(values)]
         if refusals:
-            refused = "\n".join(variables.together({task_vars["inventory_hostname"]: refusals}))
-            return {**result, **self._not_done(arguments["phase"], refused), "warnings": read.warnings}
+            lines = variables.together({task_vars["inventory_hostname"]: refusals})
+            refusal = _refusal("\n".join(lines), "; ".join(refusals))
+            return {**result, **refusal, "bad_variables": True, "warnings": read.warnings}
         places = {name: ansible_values.plain(self._templar.template(task_vars[name])) for name in request.PLACES}
         desired = (
             request.removal(values, arguments["build"])
             if arguments["phase"] == "remove"
             else request.request(values, places, arguments["build"], arguments["atomic"])
         )
-        answer, sent = self._ask(json.dumps(desired), places["_mps_program"], arguments, check, task_vars)
+        with self._told_meanwhile(arguments["phase"], check, task_vars):
+            answer, sent = self._ask(json.dumps(desired), places["_mps_program"], arguments, check, task_vars)
         if arguments["atomic"]:  # a package is installed by site.yml alone
             values["mps_package"] = False
         result.update(self._reading(answer, values, arguments, check_mode, task_vars["inventory_hostname"]))
         result["program_sent"] = sent
         result["warnings"] = [*read.warnings, *result.get("warnings", ())]
         if arguments["atomic"] and not check and result.get("failed"):
-            result["msg"] = rollout.stopped(
-                str(result["msg"]), task_vars["ansible_play_hosts_all"], task_vars["ansible_play_batch"]
-            )
+            batch, going_on = task_vars["ansible_play_batch"], task_vars["ansible_play_hosts"]
+            every = [host for host in task_vars["ansible_play_hosts_all"] if host in batch or host in going_on]
+            result["msg"] = rollout.stopped(str(result["msg"]), every, batch)
         return result
 
     def _given(self, task_vars: dict[str, Any]) -> set[str]:
         """The names that an inventory, a play, a task or a call sets: all but what is the role's default alone."""
         of_host = task_vars["hostvars"][task_vars["inventory_hostname"]]
         return {*of_host, *self._task.get_vars(), *self._task.play.get_vars()}
+
+    def _told_meanwhile(self, phase: str, check: bool, task_vars: dict[str, Any]) -> AbstractContextManager[None]:
+        """Who is waited for, as the look found them: the program tells who is left when it has ended."""
+        look = ansible_values.plain(self._templar.template(task_vars.get("__mps_look") or {}))
+        drains = [step for step in look.get("steps") or () if step.get("kind") == "drain"]
+        if check or phase != "converge" or not drains:
+            return nullcontext()
+        host = str(task_vars["inventory_hostname"])
+        left = {str(step["instance"]): step["clients"] for step in drains}
+        place = progress.folder(constants.DEFAULT_LOCAL_TMP)
+        return progress.told_meanwhile(place, Display().display, host, progress.CLIENTS, left)
 
     def _ask(
         self, desired: str, installed: str, arguments: dict[str, Any], check: bool, task_vars: dict[str, Any]
@@ -107,7 +135,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         """What `mpsctl verify` finds, by the installed program, or by ours where there is none that knows the verb."""
         words = ["verify", "--json", *(["--probe-client"] if arguments["probe_client"] else [])]
         python = self._python(task_vars)
-        answer = transport.answer(self._run_there(transport.command(installed, python, words), b"")["stdout"])
+        answer = transport.answer(self._run_there(transport.command(installed, python, words), b"\n")["stdout"])
         carried = answer is None or answer.get("format") != report.ANSWER_FORMAT or "instances" not in answer
         if answer is None or carried:
             answer = self._send("", arguments["program"], python, words)
@@ -136,19 +164,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
                 f"ansible_python_interpreter: found {found!s}, expected the path of a Python; {said}"
             ) from None
 
-    @staticmethod
-    def _not_done(phase: str, refused: str, does_not_fit: bool = False) -> dict[str, Any]:
-        """``does_not_fit``: on this host's GPUs, whatever others can hold."""
-        if phase == "look":  # the tasks behind this one stop this host, or the run as a whole with all hosts' lines
-            said = {"refused": refused, "does_not_fit": does_not_fit}
-            return {"changed": False, "needed": False, "missing": None, "program_sent": False, **said}
-        return {"failed": True, "msg": refused, "refused": refused}
-
     def _reading(
         self, answer: dict[str, Any], values: dict[str, Any], arguments: dict[str, Any], check_mode: bool, host: str
     ) -> dict[str, Any]:
         """The task's result out of the program's answer."""
-        phase, look = arguments["phase"], arguments["phase"] == "look"
+        look = arguments["phase"] == "look"
         missing: dict[str, str] = answer.get("missing") or {}
         wanted = values["mps_package"]
         described = dict(answer.get("host") or {})
@@ -158,6 +178,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             actions.insert(0, f"install the package of {missing['what']}")
         needed = to_install or bool(answer.get("changed") and not missing)
         steps = answer.get("steps") or []
+        statements = summary.of_steps(steps) if answer.get("changed") else []
+        if to_install:
+            package = statement.Statement(statement.PACKAGE_INSTALLED, name=missing["what"])
+            statements = [package.as_json(), *statements]
+        part = summary.LOOK if look else summary.CHANGE
+        told = {summary.KEY: summary.told(part, check_mode, statements, needed)}
         # In check mode it is not known yet who would still be there after a drain.
         drains = [step for step in steps if step["kind"] == "drain"] if check_mode else []
         waiting = [
@@ -169,7 +195,6 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             "changed": needed and (check_mode or not look),
             "needed": needed or (look and told_later),
             "refused": None,
-            "does_not_fit": False,
             "missing": missing or None,
             "actions": actions,
             "steps": steps,
@@ -179,6 +204,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             "host": described,
             "package": wanted if to_install and isinstance(wanted, str) else None,
             "package_vars": packages.vars_file(described) if to_install else None,
+            **told,
         }
         if check_mode or not look:
             reading["diff"] = answer.get("diff") or []
@@ -186,12 +212,23 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             reading["warnings"] = [*(answer.get("warnings") or ()), *([] if told_later else waiting)]
         refused = answer.get("refused") or (packages.refusal(described, wanted) if to_install else None)
         if refused:
-            reading.update(self._not_done(phase, f"{host}: {refused}", bool(answer.get("does_not_fit"))))
+            reading.pop("needed")
+            reading.update(_refusal(f"{host}: {refused}", refused))
+            reading[summary.KEY] = summary.told(part, check_mode, ())
         problem = answer.get("error") or (missing["message"] if missing and not to_install else None)
         if problem:  # the line that matters, and what was done before it
             put_back = {"put_back": answer["put_back"]} if answer.get("put_back") is not None else {}
-            return {"failed": True, "msg": problem, "changed": reading["changed"], "actions": actions, **put_back}
+            done = {"changed": reading["changed"], "actions": actions, **put_back, **told}
+            return {"failed": True, "msg": problem, **done}
         return reading
+
+
+def _refusal(told: str, refused: str) -> dict[str, Any]:
+    """The result for a host that refuses, or whose variables do: it fails alone, and nothing was changed there.
+
+    ``told`` names the host, ``refused`` does not.
+    """
+    return {"failed": True, "msg": told, "refused": refused, "changed": False}
 
 
 def _in_short(instances: dict[str, Any]) -> dict[str, Any]:

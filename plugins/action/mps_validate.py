@@ -28,24 +28,31 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         task_vars = task_vars or {}
         lines: dict[str, list[str]] = {}
         warnings: dict[str, list[str]] = {}
-        serials: dict[str, list[str]] = {}
+        of_run: dict[str, dict[str, list[str]]] = {name: {} for name in variables.OF_THE_RUN}
+        all_or_nothing = False
         for host in task_vars["ansible_play_hosts_all"]:
             host_vars = task_vars["hostvars"][host]
             read = ansible_values.of(host_vars)
             warnings[host] = read.warnings
             lines[host] = [*variables.unknown(host_vars), *read.problems, *variables.problems(read.values)]
-            serials.setdefault(foreign.quoted(read.values["mps_serial"]), []).append(host)
+            if lines[host]:
+                continue
+            for name, values in of_run.items():
+                values.setdefault(foreign.quoted(variables.of_the_run(name, read.values[name])), []).append(host)
+            all_or_nothing = bool(variables.of_the_run("mps_all_or_nothing", read.values["mps_all_or_nothing"]))
         result["warnings"] = variables.together(warnings)
         found_lines = variables.together(lines)
-        if len(serials) > 1 and not found_lines:
-            listed = ", ".join(f"{serial} on {hosts[0]}" for serial, hosts in serials.items())
-            found_lines = [
-                f"mps_serial: found {listed}, expected one value for all hosts; set it in group_vars/all.yml"
-            ]
+        refusals = {host: found for host, found in lines.items() if found}
+        for name, values in of_run.items():
+            if len(values) > 1 and not refusals:
+                listed = ", ".join(f"{value} on {hosts[0]}" for value, hosts in values.items())
+                line = f"{name}: found {listed}, expected one value for all hosts; set it in group_vars/all.yml"
+                found_lines.append(line)
         if found_lines:
-            return {**result, "failed": True, "msg": "\n".join(found_lines)}
+            return {**result, "failed": True, "msg": "\n".join(found_lines), "refusals": refusals}
         try:
             build = project.build_program()
         except RuntimeError as error:
             return {**result, "failed": True, "msg": str(error)}
-        return {**result, "changed": False, "program": {"path": str(project.PROGRAM), "build": build}}
+        program = {"path": str(project.PROGRAM), "build": build}
+        return {**result, "changed": False, "program": program, "all_or_nothing": all_or_nothing}

@@ -74,7 +74,7 @@ def test_a_running_host_comes_to_the_present_without_a_restart(version: str, tmp
             for word in GIVEN
         ]
         again = fleet.play("site.yml", *present)
-        assert re.findall(r"changed=(\d+)", again.output) == ["0"] * len(booted), again.output
+        assert set(re.findall(r"changed=(\d+)", again.output)) == {"0"}, again.output
         assert "former name" not in again.output
         for host in booted:
             host.run("systemctl restart mps-control@0 mps-control@1 && mpsctl status")

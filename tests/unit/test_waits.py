@@ -126,4 +126,4 @@ def test_every_task_that_goes_to_a_host_has_an_end(path: Path) -> None:
     for task in WAITS.tasks(yaml.safe_load(path.read_text())):
         if "ansible.builtin.import_playbook" in task or LOCAL & set(task) or task.get("delegate_to") == "localhost":
             continue
-        assert "timeout" in task or "ansible.builtin.reboot" in task, f"{path.name}: {task.get('name')}"
+        assert "timeout" in task or "mps_reboot" in task, f"{path.name}: {task.get('name')}"

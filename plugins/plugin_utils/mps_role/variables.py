@@ -27,12 +27,20 @@ FORMER: Mapping[str, tuple[Setting, Former]] = {
 }
 """The variables by their names in the release before, which are taken for one release."""
 
+OF_THE_RUN = ("mps_serial", "mps_all_or_nothing")
+"""What holds for a run as a whole: all its hosts must say the same."""
+
 _OF_AN_ENTRY = ("name", "gpus", *OVERRIDES)
 
 
 def defaults() -> dict[str, Any]:
     """The role's defaults."""
     return {name: setting.default for name, setting in BY_VARIABLE.items()}
+
+
+def of_the_run(name: str, value: Any) -> Any:
+    """A good value of a variable of ``OF_THE_RUN``, so that equal ones are equal: `-e` makes a text of yes and no."""
+    return BY_VARIABLE[name].check(value) if BY_VARIABLE[name].type == "bool" else value
 
 
 def unknown(names: Iterable[str]) -> list[str]:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from mpsctl.adapters import bytecode, files, pipe, without_door
+from mpsctl.converge import statement
 from mpsctl.converge.answer import Difference, state
+from mpsctl.converge.statement import Statement
 from mpsctl.converge.step import Context, Step
 from mpsctl.converge.unit_steps import call, move_doors, restart_doors, take_doors_away
 from mpsctl.model.names import door_service
@@ -38,6 +40,9 @@ class OpenFrontDoor(Step):
     def differences(self) -> list[Difference]:
         before = "clients find nobody" if self.door.active else self.door.active_state
         return [state(self.door.name, before, "clients find the front door")]
+
+    def statements(self) -> tuple[Statement, ...]:
+        return (Statement(statement.DOOR_OPENED, self.instance),)
 
     @classmethod
     def act(cls, steps: Sequence[OpenFrontDoor], context: Context) -> None:
@@ -85,6 +90,9 @@ class TakeFrontDoorAway(Step):
 
     def differences(self) -> list[Difference]:
         return [state(self.door.name, self.door.active_state, "absent")]
+
+    def statements(self) -> tuple[Statement, ...]:
+        return (Statement(statement.DOOR_REMOVED, self.instance),)
 
     @classmethod
     def act(cls, steps: Sequence[TakeFrontDoorAway], context: Context) -> None:

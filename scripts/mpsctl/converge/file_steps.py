@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Mapping, Optional, Sequence
 
 from mpsctl.adapters import bytecode, files, trusted
+from mpsctl.converge import statement
 from mpsctl.converge.answer import Difference, state
 from mpsctl.converge.request import File
+from mpsctl.converge.statement import Statement
 from mpsctl.converge.step import Context, Step
 from mpsctl.model.errors import TooLarge
 from mpsctl.store.world import World
@@ -40,6 +42,9 @@ class InstallProgram(Step):
     def differences(self) -> list[Difference]:
         before, after = _digest(self.place), _digest(self.program)
         return [Difference(str(self.place), before, after)]
+
+    def statements(self) -> tuple[Statement, ...]:
+        return (Statement(statement.PROGRAM_INSTALLED),)
 
     @classmethod
     def act(cls, steps: Sequence[InstallProgram], context: Context) -> None:
@@ -74,7 +79,7 @@ def _digest(path: Path) -> Optional[str]:
 @dataclass(eq=False, repr=False)
 class WriteFile(Step):
     """Write a file whole. ``beyond_limits`` is what of an instance's file is more than a limit, empty where nothing is:
-    limits alone are brought about by a live reload."""
+    limits alone are brought about by a live reload. ``changes`` are its settings that change; none of another file."""
 
     kind = "write-file"
     file: File
@@ -82,6 +87,7 @@ class WriteFile(Step):
     live: bool = False
     beyond_limits: str = ""
     blocked: Optional[str] = None
+    changes: tuple[Statement, ...] = ()
 
     @property
     def text(self) -> str:
@@ -97,6 +103,9 @@ class WriteFile(Step):
             about = self.file.path.stat()
             return [state(what, _owned(about.st_uid, about.st_gid, about.st_mode), _owned(0, 0, self.file.mode))]
         return [Difference(what, before, self.file.content)]
+
+    def statements(self) -> tuple[Statement, ...]:
+        return self.changes or (Statement(statement.FILE_WRITTEN, self.instance, name=self.file.path.name),)
 
     @classmethod
     def act(cls, steps: Sequence[WriteFile], _: Context) -> None:
@@ -148,6 +157,9 @@ class RemovePartialFile(Step):
 
     def differences(self) -> list[Difference]:
         return [state(str(self.path), "present", "absent")]
+
+    def statements(self) -> tuple[Statement, ...]:
+        return (Statement(statement.REMAINS_REMOVED, name=str(self.path)),)
 
     @classmethod
     def act(cls, steps: Sequence[RemovePartialFile], context: Context) -> None:

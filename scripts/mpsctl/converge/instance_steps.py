@@ -8,8 +8,10 @@ from typing import Any, Mapping, Optional, Sequence
 
 from mpsctl.adapters import files, pipe, systemd
 from mpsctl.checks import words
+from mpsctl.converge import statement
 from mpsctl.converge.answer import Difference, state
 from mpsctl.converge.file_steps import remove_empty, text_of
+from mpsctl.converge.statement import Statement
 from mpsctl.converge.step import Context, Occupied, Step
 from mpsctl.converge.unit_steps import give_back_modes, take_doors_away, withhold_where_somebody_came
 from mpsctl.lifecycle import stop
@@ -56,6 +58,9 @@ class Drain(Step):
     def differences(self) -> list[Difference]:
         lines = "".join(f"{words.client(client)}\n" for client in self.clients)
         return [Difference(self.desired.unit, lines, "no client\n")]
+
+    def statements(self) -> tuple[Statement, ...]:
+        return (Statement(statement.DRAINED, self.instance, count=len(self.clients)),)
 
     def details(self) -> dict[str, Any]:
         return {"why": self.why, "clients": clients_as_json(self.clients, self.ages_s)}
@@ -104,7 +109,8 @@ class StopAndRemoveInstance(Step):
 
     Its own stop brings the compute mode back.
 
-    ``desired`` is what its file says, None where that is gone or refused; ``frees`` as in ``Restart``.
+    ``desired`` is what its file says, None where that is gone or refused; ``frees`` as in ``Restart``, ``modes`` as in
+    ``Start``.
     """
 
     kind = "stop-and-remove"
@@ -117,6 +123,7 @@ class StopAndRemoveInstance(Step):
     conf: Path
     needs: Mapping[str, str] = field()
     frees: tuple[str, ...] = ()
+    modes: tuple[Statement, ...] = ()
 
     @property
     def instance(self) -> str:  # type: ignore[override]  # mypy: an attribute of Step, here derived
@@ -131,6 +138,9 @@ class StopAndRemoveInstance(Step):
             state(self.unit.name, self.unit.active_state, "absent"),
             Difference(str(self.conf), text_of(self.conf) or "", None),
         ]
+
+    def statements(self) -> tuple[Statement, ...]:
+        return (*self.modes, Statement(statement.INSTANCE_REMOVED, self.name))
 
     @classmethod
     def act(cls, steps: Sequence[StopAndRemoveInstance], context: Context) -> None:
@@ -201,6 +211,9 @@ class RestoreComputeMode(Step):
 
     def differences(self) -> list[Difference]:
         return [state(str(self.gpu), str(self.gpu.compute_mode), self.mode)]
+
+    def statements(self) -> tuple[Statement, ...]:
+        return (Statement(statement.COMPUTE_MODE, gpu=self.gpu.index, before=self.gpu.compute_mode, after=self.mode),)
 
     @classmethod
     def act(cls, steps: Sequence[RestoreComputeMode], context: Context) -> None:

@@ -11,13 +11,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Iterator, Optional, Sequence
 
-from mpsctl.converge import consent, ours, policy_steps, remains_steps
+from mpsctl.converge import consent, mode_changes, ours, policy_steps, remains_steps, statement
 from mpsctl.converge.door_steps import OpenFrontDoor, TakeFrontDoorAway
-from mpsctl.converge.file_steps import InstallProgram, WriteFile, differs, masked
+from mpsctl.converge.file_steps import InstallProgram, WriteFile, differs, masked, text_of
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
 from mpsctl.converge.policy_steps import LoadPolicy, UnloadPolicy
 from mpsctl.converge.request import File
 from mpsctl.converge.situation import Situation
+from mpsctl.converge.statement import INSTANCE_WRITTEN, Statement
 from mpsctl.converge.step import Step
 from mpsctl.converge.unit_steps import Enable, Reload, ReloadSystemd, Restart, RestartUnit, Start, why_masked
 from mpsctl.model.checked_values import REFUSE
@@ -89,15 +90,29 @@ def _writes(found: Situation) -> Iterator[WriteFile]:
     for instance in found.desired.instances:
         file = File(found.world.places.conf(instance.name), found.desired.texts[instance.name])
         if differs(file):
-            beyond = _beyond_limits(found.world, instance)
-            yield WriteFile(file, instance.name, live=beyond is None, beyond_limits=beyond or "")
+            former = _former(found.world, instance.name)
+            beyond = _beyond_limits(found.world, former, instance)
+            changes = (
+                (Statement(INSTANCE_WRITTEN, instance.name),)
+                if former is None
+                else statement.changes(instance.name, former, text_of(file.path) or "", instance, file.content)
+            )
+            yield WriteFile(
+                file, instance.name, live=beyond is None, beyond_limits=beyond or "", changes=tuple(changes)
+            )
 
 
-def _beyond_limits(world: World, instance: Instance) -> Optional[str]:
-    """What an instance's desired state changes besides its limits, in a few words, or None."""
+def _former(world: World, name: str) -> Optional[Instance]:
+    """The desired state that an instance's file has; None where it is absent or refused."""
     try:
-        former = configuration.load(world, instance.name)
+        return configuration.load(world, name)
     except BadValue:
+        return None
+
+
+def _beyond_limits(world: World, former: Optional[Instance], instance: Instance) -> Optional[str]:
+    """What an instance's desired state changes besides its limits, in a few words, or None."""
+    if former is None:
         return f"{world.places.conf(instance.name)} is absent or is refused"
     names = [field.name for field in fields(Instance) if field.name not in LIMITS]
     differing = [name for name in names if getattr(former, name) != getattr(instance, name)]
@@ -169,6 +184,7 @@ def _removals(found: Situation) -> Iterator[StopAndRemoveInstance]:
             conf=found.world.places.conf(name),
             needs={name: NO_LONGER_DESIRED},
             frees=_freed(found, name, has),
+            modes=mode_changes.of_removal(found, name),
         )
 
 
@@ -188,6 +204,7 @@ def _restarts(found: Situation) -> Iterator[Restart]:
                 moves_from=moves_from,
                 door_goes=not instance.front_door and facts.serves_public is None,
                 blocked=blocked,
+                modes=mode_changes.of_instance(found, instance),
             )
 
 
@@ -265,6 +282,7 @@ def _starts(found: Situation, writes: Sequence[WriteFile], endings: Sequence[Ste
                     **({instance.name: _FILES_CHANGED} if anew else {}),
                 },
                 blocked=_why_blocked(unit),
+                modes=mode_changes.of_instance(found, instance),
             )
     for unit in found.units.values():
         if not unit.active:
@@ -285,7 +303,8 @@ def _reloads(found: Situation, opened: Sequence[Optional[str]]) -> Iterator[Relo
         if not why and instance.name in opened and not (facts.door and facts.door.lets_in_to == facts.pid):
             why = _NO_DOOR_YET
         if facts.active and why and _why_restart(found, instance.name) is None:
-            yield Reload(facts.unit.name, why, instance.name, blocked=_why_blocked(facts.unit))
+            modes = mode_changes.of_instance(found, instance)
+            yield Reload(facts.unit.name, why, instance.name, blocked=_why_blocked(facts.unit), modes=modes)
 
 
 def _why_reload(found: Situation, name: str) -> str:
@@ -305,7 +324,8 @@ def _reloads_instead(found: Situation, restarts: Sequence[Restart]) -> Iterator[
         closed = found.report.check(step.desired.name, FRONT_DOOR).mends == RELOAD
         if closed or not all(value.in_force for value in facts.every_value):
             blocked = _why_blocked(facts.unit)
-            yield Reload(facts.unit.name, why, facts.name, instead_of=step, blocked=blocked)
+            modes = mode_changes.of_instance(found, step.desired)
+            yield Reload(facts.unit.name, why, facts.name, instead_of=step, blocked=blocked, modes=modes)
 
 
 def _left_behind(found: Situation) -> list[Step]:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Iterator, Mapping, Optional, Sequence, Union
 
 from mpsctl.adapters import files, selinux
+from mpsctl.converge import statement
 from mpsctl.converge.answer import Difference, state
+from mpsctl.converge.statement import Statement
 from mpsctl.converge.step import Context, Step
 from mpsctl.model.errors import MpsctlError, NotReady, Unreadable
 from mpsctl.store.world import World
@@ -104,6 +106,9 @@ class LoadPolicy(Step):
     def differences(self) -> list[Difference]:
         return [state(f"SELinux module {selinux.MODULE}", "absent or another", f"sha256 {_digest(self.module)}")]
 
+    def statements(self) -> tuple[Statement, ...]:
+        return (Statement(statement.POLICY_LOADED),)
+
     @classmethod
     def act(cls, steps: Sequence[LoadPolicy], context: Context) -> None:
         for step in steps:
@@ -141,6 +146,9 @@ class UnloadPolicy(Step):
 
     def differences(self) -> list[Difference]:
         return [state(f"SELinux module {selinux.MODULE}", "loaded by a run", "absent")]
+
+    def statements(self) -> tuple[Statement, ...]:
+        return (Statement(statement.POLICY_REMOVED),)
 
     @classmethod
     def act(cls, steps: Sequence[UnloadPolicy], context: Context) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Iterator, Mapping, Sequence
 
 from mpsctl.adapters import pipe
+from mpsctl.converge import statement
 from mpsctl.converge.answer import Difference, state
 from mpsctl.converge.file_steps import RemovePartialFile, remove_empty
+from mpsctl.converge.statement import Statement
 from mpsctl.converge.step import Context, Step
 from mpsctl.model.errors import Untrusted
 from mpsctl.observe import remains
@@ -32,6 +34,9 @@ class RemoveFormerDirectory(Step):
 
     def differences(self) -> list[Difference]:
         return [state(str(self.path), "present", "absent")]
+
+    def statements(self) -> tuple[Statement, ...]:
+        return (Statement(statement.REMAINS_REMOVED, name=str(self.path)),)
 
     @classmethod
     def act(cls, steps: Sequence[RemoveFormerDirectory], context: Context) -> None:

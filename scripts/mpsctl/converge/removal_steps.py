@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Mapping, Optional, Sequence
 
-from mpsctl.converge import own_folders
+from mpsctl.converge import own_folders, statement
 from mpsctl.converge.answer import Difference, state
 from mpsctl.converge.file_steps import text_of
+from mpsctl.converge.statement import Statement
 from mpsctl.converge.step import Context, Step
 from mpsctl.model.errors import MpsctlError, one_line
 from mpsctl.store import metrics_file
@@ -29,6 +30,9 @@ class StopHelpers(Step):
 
     def differences(self) -> list[Difference]:
         return [state(unit, "as systemd has it", "stopped, not started at boot") for unit in self.units]
+
+    def statements(self) -> tuple[Statement, ...]:
+        return tuple(Statement(statement.STOPPED, name=unit) for unit in self.units)
 
     @classmethod
     def act(cls, steps: Sequence[StopHelpers], context: Context) -> None:
@@ -54,6 +58,9 @@ class RemoveFile(Step):
     def differences(self) -> list[Difference]:
         return [Difference(str(self.path), text_of(self.path) or "", None)]
 
+    def statements(self) -> tuple[Statement, ...]:
+        return (Statement(statement.FILE_REMOVED, name=str(self.path)),)
+
     @classmethod
     def act(cls, steps: Sequence[RemoveFile], _: Context) -> None:
         for step in steps:
@@ -74,6 +81,9 @@ class RemoveMetrics(Step):
 
     def differences(self) -> list[Difference]:
         return [state(str(self.path), "present", "absent")]
+
+    def statements(self) -> tuple[Statement, ...]:
+        return (Statement(statement.FILE_REMOVED, name=str(self.path)),)
 
     @classmethod
     def act(cls, _: Sequence[RemoveMetrics], context: Context) -> None:
@@ -99,6 +109,9 @@ class RemoveDirectory(Step):
     def differences(self) -> list[Difference]:
         return [state(str(self.path), "present", "absent")]
 
+    def statements(self) -> tuple[Statement, ...]:
+        return (Statement(statement.FILE_REMOVED, name=str(self.path)),)
+
     @classmethod
     def act(cls, steps: Sequence[RemoveDirectory], context: Context) -> None:
         for step in steps:
@@ -116,3 +129,6 @@ class RemoveProgram(RemoveFile):
 
     def differences(self) -> list[Difference]:
         return [state(str(self.path), "present", "absent")]
+
+    def statements(self) -> tuple[Statement, ...]:
+        return (Statement(statement.PROGRAM_REMOVED),)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Mapping, Optional, Sequence
+from typing import Any, ClassVar, Iterable, Mapping, Optional, Sequence
 
 from mpsctl.converge.answer import Difference
+from mpsctl.converge.statement import Statement
 from mpsctl.observe.facts import ClientFacts
 from mpsctl.store.world import World
 
@@ -88,6 +89,10 @@ class Step(ABC):
     def differences(self) -> list[Difference]:
         """Files and states before and after, as they are at this moment."""
 
+    @abstractmethod
+    def statements(self) -> tuple[Statement, ...]:
+        """What it does, as data; as ``differences`` it holds for the moment before it acts."""
+
     def details(self) -> dict[str, Any]:
         """What else programs want to know of it."""
         return {}
@@ -106,13 +111,14 @@ class Step(ABC):
         replaced = self.instead_of is None or self.instead_of.withheld is not None
         return self.withheld is None and self.blocked is None and replaced
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self, statements: Iterable[Statement]) -> dict[str, Any]:
         return {
             "kind": self.kind,
             "text": self.text,
             "instance": self.instance,
             "live": self.live,
             "ends_clients": self.ends_clients,
+            "statements": [one.as_json() for one in statements],
             **self.details(),
         }
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Mapping, Optional, Sequence
 
 from mpsctl.adapters import bytecode, pipe, systemd
+from mpsctl.converge import statement
 from mpsctl.converge.answer import Difference, state
+from mpsctl.converge.statement import Statement, of_unit
 from mpsctl.converge.step import Context, Occupied, Step
 from mpsctl.lifecycle import compute_modes
 from mpsctl.model.gpu import EXCLUSIVE_PROCESS
@@ -53,6 +55,9 @@ class Enable(Step):
     def differences(self) -> list[Difference]:
         return [state(self.unit, "not started at boot", "started at boot")]
 
+    def statements(self) -> tuple[Statement, ...]:
+        return (of_unit(statement.ENABLED, self.unit, self.instance),)
+
     @classmethod
     def act(cls, steps: Sequence[Enable], context: Context) -> None:
         call(context, "enable", [step.unit for step in steps])
@@ -75,6 +80,9 @@ class ReloadSystemd(Step):
     def differences(self) -> list[Difference]:
         return [state("systemd", "older units loaded", "units as on disk")]
 
+    def statements(self) -> tuple[Statement, ...]:
+        return (Statement(statement.SYSTEMD_RELOADED),)
+
     @classmethod
     def act(cls, steps: Sequence[ReloadSystemd], context: Context) -> None:
         problem = context.world.systemd.act("daemon-reload")
@@ -87,7 +95,8 @@ class ReloadSystemd(Step):
 @dataclass(eq=False, repr=False)
 class Start(Step):
     """Start a unit. ``anew`` is the instance whose unit systemd is starting with what its files said before: to start
-    the unit would be to join that, so the attempt is ended, unless somebody came in by it meanwhile."""
+    the unit would be to join that, so the attempt is ended, unless somebody came in by it meanwhile. ``modes`` are the
+    compute modes that change by it."""
 
     kind = "start"
     unit: str
@@ -96,6 +105,7 @@ class Start(Step):
     anew: Optional[Instance] = None
     needs: Mapping[str, str] = field(default_factory=dict)
     blocked: Optional[str] = None
+    modes: tuple[Statement, ...] = ()
 
     @property
     def text(self) -> str:
@@ -103,6 +113,9 @@ class Start(Step):
 
     def differences(self) -> list[Difference]:
         return [state(self.unit, self.before, "active")]
+
+    def statements(self) -> tuple[Statement, ...]:
+        return (*self.modes, of_unit(statement.STARTED, self.unit, self.instance))
 
     @classmethod
     def act(cls, steps: Sequence[Start], context: Context) -> None:
@@ -130,6 +143,9 @@ class RestartUnit(Step):
     def differences(self) -> list[Difference]:
         return [state(self.unit, "as before", "as its file says")]
 
+    def statements(self) -> tuple[Statement, ...]:
+        return (Statement(statement.RESTARTED, name=self.unit),)
+
     @classmethod
     def act(cls, steps: Sequence[RestartUnit], context: Context) -> None:
         call(context, "restart", [step.unit for step in steps])
@@ -141,7 +157,7 @@ class Restart(Step):
 
     ``frees`` are the UUIDs of GPUs that it serves and that no instance has afterwards: they get back the compute modes
     from before the first start. ``moves_from`` is the public directory at which its clients find it, where another one
-    is desired; ``door_goes`` whether its front door stands, and none is desired.
+    is desired; ``door_goes`` whether its front door stands, and none is desired. ``modes`` as in ``Start``.
     """
 
     kind = "restart"
@@ -155,6 +171,7 @@ class Restart(Step):
     moves_from: Optional[Path] = None
     door_goes: bool = False
     blocked: Optional[str] = None
+    modes: tuple[Statement, ...] = ()
 
     @property
     def instance(self) -> str:  # type: ignore[override]  # mypy: an attribute of Step, here derived
@@ -166,6 +183,9 @@ class Restart(Step):
 
     def differences(self) -> list[Difference]:
         return [state(self.desired.unit, self.why, "restarted")]
+
+    def statements(self) -> tuple[Statement, ...]:
+        return (*self.modes, Statement(statement.RESTARTED, self.instance))
 
     @classmethod
     def act(cls, steps: Sequence[Restart], context: Context) -> None:
@@ -247,7 +267,7 @@ def give_back_modes(world: World, uuids: Sequence[str]) -> None:
 
 @dataclass(eq=False, repr=False)
 class Reload(Step):
-    """Put the limits of a running daemon in force, live."""
+    """Put the limits of a running daemon in force, live. ``modes`` as in ``Start``."""
 
     kind = "reload"
     live = True
@@ -256,6 +276,7 @@ class Reload(Step):
     instance: Optional[str] = None
     instead_of: Optional[Step] = None
     blocked: Optional[str] = None
+    modes: tuple[Statement, ...] = ()
 
     @property
     def text(self) -> str:
@@ -263,6 +284,9 @@ class Reload(Step):
 
     def differences(self) -> list[Difference]:
         return [state(self.unit, self.why, "in force")]
+
+    def statements(self) -> tuple[Statement, ...]:
+        return (*self.modes, Statement(statement.RELOADED, self.instance))
 
     @classmethod
     def act(cls, steps: Sequence[Reload], context: Context) -> None:

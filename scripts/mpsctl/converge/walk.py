@@ -11,6 +11,7 @@ from typing import Any, Iterable, Sequence
 from mpsctl.adapters import procfs
 from mpsctl.converge.answer import Answer, Difference
 from mpsctl.converge.instance_steps import clients_as_json
+from mpsctl.converge.statement import Statement
 from mpsctl.converge.step import Context, Step
 from mpsctl.store.world import World
 
@@ -19,7 +20,7 @@ def describe(steps: Sequence[Step], answer: Answer) -> None:
     """Put what would be done into the answer."""
     for step in steps:
         if step.due:
-            _tell(step, step.differences(), answer)
+            _tell(step, step.differences(), step.statements(), answer)
     answer.changed = bool(answer.steps)
 
 
@@ -29,7 +30,7 @@ def take(world: World, steps: Sequence[Step], answer: Answer) -> Context:
     :raises MpsctlError, OSError: if the plan cannot be followed any further.
     """
     # As it is now: the next step may change it.
-    before = {step: step.differences() for step in steps if step.blocked is None}
+    before = {step: (step.differences(), step.statements()) for step in steps if step.blocked is None}
     context = Context(world, steps)
     try:
         for _, group in groupby(steps, type):
@@ -41,7 +42,7 @@ def take(world: World, steps: Sequence[Step], answer: Answer) -> Context:
             finally:
                 for step in due:
                     if step.due and step not in context.in_vain:
-                        _tell(step, before[step], answer)
+                        _tell(step, *before[step], answer)
     finally:
         answer.changed = bool(answer.steps)
         answer.progress += context.progress
@@ -50,9 +51,9 @@ def take(world: World, steps: Sequence[Step], answer: Answer) -> Context:
     return context
 
 
-def _tell(step: Step, differences: Iterable[Difference], answer: Answer) -> None:
+def _tell(step: Step, differences: Iterable[Difference], statements: Iterable[Statement], answer: Answer) -> None:
     answer.actions.append(step.text)
-    answer.steps.append(step.as_json())
+    answer.steps.append(step.as_json(statements))
     answer.diff += [one.as_json() for one in differences]
 
 

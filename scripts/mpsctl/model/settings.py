@@ -338,6 +338,14 @@ SETTINGS: tuple[Setting, ...] = (
         checked.check_serial,
         null_refused=True,
     ),
+    Setting(
+        "mps_all_or_nothing",
+        "bool",
+        False,
+        "Whether nothing is changed on any host of a run where one of them refuses, or cannot be looked at.",
+        checked.check_yes_or_no,
+        null_refused=True,
+    ),
 )
 
 BY_VARIABLE: Mapping[str, Setting] = {setting.variable: setting for setting in SETTINGS}

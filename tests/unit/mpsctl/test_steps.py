@@ -17,11 +17,25 @@ from hypothesis import strategies as st
 
 from converging import TIMER, TIMER_TEXT, Fleet, conf, this_run
 from fakes import Host, h200
-from mpsctl.converge import file_steps, instance_steps, removal, removal_steps, unit_steps, walk
+from mpsctl.converge import (
+    door_steps,
+    file_steps,
+    instance_steps,
+    policy_steps,
+    remains_steps,
+    removal,
+    removal_steps,
+    statement,
+    unit_steps,
+    walk,
+)
 from mpsctl.converge.answer import Answer
+from mpsctl.converge.door_steps import OpenFrontDoor, TakeFrontDoorAway
 from mpsctl.converge.file_steps import InstallProgram, RemovePartialFile, WriteFile
 from mpsctl.converge.instance_steps import Drain, RestoreComputeMode, StopAndRemoveInstance
-from mpsctl.converge.removal_steps import RemoveDirectory, RemoveFile, RemoveProgram, StopHelpers
+from mpsctl.converge.policy_steps import LoadPolicy, UnloadPolicy
+from mpsctl.converge.remains_steps import RemoveFormerDirectory, RemoveTransport
+from mpsctl.converge.removal_steps import RemoveDirectory, RemoveFile, RemoveMetrics, RemoveProgram, StopHelpers
 from mpsctl.converge.request import File
 from mpsctl.converge.step import Context, Occupied, Step, dependent, withhold
 from mpsctl.converge.unit_steps import Enable, Reload, ReloadSystemd, Restart, RestartUnit, Start
@@ -31,7 +45,7 @@ from mpsctl.observe.facts import ClientFacts
 
 
 def every_class() -> list[type[Step]]:
-    modules = (file_steps, instance_steps, removal_steps, unit_steps)
+    modules = (door_steps, file_steps, instance_steps, policy_steps, remains_steps, removal_steps, unit_steps)
     found = [one for module in modules for one in vars(module).values() if isinstance(one, type)]
     return sorted({one for one in found if issubclass(one, Step) and one is not Step}, key=lambda one: one.kind)
 
@@ -54,6 +68,7 @@ def one_of_each(host: Host) -> dict[type[Step], Step]:
         RemovePartialFile(path),
         RemoveDirectory(directory),
         RemoveProgram(host.places.program),
+        RemoveMetrics(path),
         Enable(instance.unit, "0"),
         ReloadSystemd(),
         Start(instance.unit, "inactive", "0"),
@@ -64,11 +79,20 @@ def one_of_each(host: Host) -> dict[type[Step], Step]:
         Drain(instance, "a restart", "the GPU changed", (client(),), (60,), 300, end_clients=True),
         StopAndRemoveInstance("0", UnitFacts(instance.unit), instance, host.places.conf("0"), {"0": "no longer"}),
         RestoreComputeMode(h200(0, compute_mode="exclusive_process"), "default"),
+        OpenFrontDoor(UnitFacts(instance.door), Path(instance.pipe_directory), "0"),
+        TakeFrontDoorAway(UnitFacts(instance.door, active_state="active"), Path(instance.pipe_directory), "0"),
+        LoadPolicy(b"a module"),
+        UnloadPolicy(True),
+        RemoveFormerDirectory(directory, "0"),
+        RemoveTransport(directory),
     ]
     return {type(step): step for step in steps}
 
 
-LIVE = {"reload", "reload-systemd", "remove-partial-file", "restore-compute-mode"}
+LIVE = {
+    *("reload", "reload-systemd", "remove-partial-file", "restore-compute-mode", "open-front-door"),
+    *("remove-former-directory", "remove-transport"),
+}
 """What disturbs no client and can be undone; an instance's file as well, where limits alone change in it."""
 ENDS_CLIENTS = {"restart", "stop-and-remove", "drain"}
 
@@ -89,10 +113,37 @@ def test_every_step_describes_itself(host: Host, of: type[Step]) -> None:
         assert one.what
         assert one.before != one.after
         assert {type(value) for value in one.as_json().values()} == {str}
-    data = json.loads(json.dumps(step.as_json()))
+    data = json.loads(json.dumps(step.as_json(step.statements())))
     assert data["kind"] == of.kind
     assert (data["live"], data["ends_clients"]) == (of.kind in LIVE, of.kind in ENDS_CLIENTS)
     assert step.due
+
+
+@pytest.mark.parametrize("of", every_class(), ids=lambda one: one.kind)
+def test_every_step_says_what_it_does_as_data(host: Host, of: type[Step]) -> None:
+    statements = one_of_each(host)[of].statements()
+    assert statements
+    for one in statements:
+        assert one.what in statement.WHATS
+        data = one.as_json()
+        assert json.loads(json.dumps(data)) == data
+        about = {"instance", "gpu", "name"} & data.keys()
+        assert about or one.what in NAMELESS
+
+
+NAMELESS = {
+    *(statement.PROGRAM_INSTALLED, statement.PROGRAM_REMOVED, statement.SYSTEMD_RELOADED),
+    *(statement.POLICY_LOADED, statement.POLICY_REMOVED),
+}
+"""Of these there is one on a host."""
+
+
+def test_a_class_of_steps_without_a_statement_cannot_be_made() -> None:
+    class Silent(RestartUnit):
+        statements = Step.statements
+
+    with pytest.raises(TypeError, match="statements"):
+        Silent(TIMER, "why")
 
 
 @pytest.mark.parametrize("of", every_class(), ids=lambda one: one.kind)
@@ -179,6 +230,9 @@ class Kept(Step):
 
     def differences(self) -> list[Any]:
         return []
+
+    def statements(self) -> tuple[statement.Statement, ...]:
+        return ()
 
     @classmethod
     def act(cls, steps: Any, context: Context) -> None:
@@ -320,7 +374,9 @@ def test_check_mode_says_what_the_run_does(
     assert fresh.snapshot() == untouched
     done = run(check=False)
     assert (told.actions, told.diff, told.refused) == (done.actions, done.diff, done.refused)
-    assert [step["kind"] for step in told.steps] == [step["kind"] for step in done.steps]
+    assert [(step["kind"], step["statements"]) for step in told.steps] == [
+        (step["kind"], step["statements"]) for step in done.steps
+    ]
     assert [(one["instance"], one["why"]) for one in told.pending] == [
         (one["instance"], one["why"]) for one in done.pending
     ]

@@ -51,6 +51,9 @@ def main() -> int:
         "missing": None,
         "error": None,
         "actions": ["write state.json"] if before != desired else [],
+        "steps": [{"kind": "write-file", "statements": [{"what": "file-written", "name": "state.json"}]}]
+        if before != desired
+        else [],
         "diff": [{"before_header": "state", "after_header": "state", "before": before, "after": desired}]
         if before != desired
         else [],

@@ -18,8 +18,7 @@ FAKE = HERE / "fake_mpsctl.py"
 FAKE_BUILD = "fake-build"
 
 LOOK, CONVERGE = "mps : Look at the host", "mps : Converge the host"
-VALIDATE, REFUSE = "mps : Refuse bad variables of any host", "mps : Refuse what a host cannot do"
-DOES_NOT_FIT = "mps : Refuse what does not fit on the host's GPUs"
+VALIDATE = "mps : Refuse bad variables of any host"
 
 
 @dataclass
@@ -45,6 +44,16 @@ class Run:
             if line["result"].get("changed"):
                 found.setdefault(line["host"], []).append(line["task"])
         return found
+
+    def failures(self) -> dict[str, str]:
+        """What hosts failed with, each its last."""
+        return {line["host"]: line["result"]["msg"] for line in self.results if line["status"] == "failed"}
+
+    def summary(self) -> list[str]:
+        """The lines at the end that say what was done."""
+        head, _, tail = self.output.partition("\nWHAT THE RUN ")
+        assert head, self.output
+        return tail.splitlines()[1:]
 
     def message(self) -> str:
         """The one failure's text."""
@@ -119,7 +128,7 @@ class Fleet:
                 "HOME": str(self.root),
                 "LC_ALL": "C.UTF-8",
                 "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"),
-                "ANSIBLE_CALLBACK_PLUGINS": str(HERE / "callback_plugins"),
+                "ANSIBLE_CALLBACK_PLUGINS": f"{HERE / 'callback_plugins'}:{PROJECT / 'plugins/callback'}",
                 "ANSIBLE_CALLBACKS_ENABLED": "record",
                 "ANSIBLE_NOCOLOR": "1",
                 "RECORD_FILE": str(record),

@@ -230,9 +230,24 @@ def test_a_value_that_only_a_play_gives_is_refused_before_any_change(fleet: Flee
         "  tasks:\n    - import_role: {name: mps, rolespec_validate: false}\n"
     )
     run = fleet.play(playbook=playbook)
-    assert run.message().splitlines() == [
-        f"{host}: mps_device_memory_limit: found '20GB', expected <integer>M, <integer>G or <number>% of the GPU's"
-        " memory; write 20G"
+    assert run.failures() == {
+        host: f"{host}: mps_device_memory_limit: found '20GB', expected <integer>M, <integer>G or <number>% of the"
+        " GPU's memory; write 20G"
         for host in ("a", "b")
-    ]
+    }
     assert not fleet.calls("a") + fleet.calls("b")
+
+
+def test_a_bad_value_that_a_play_gives_one_host_stops_all_before_any_change(fleet: Fleet) -> None:
+    fleet.add("a")
+    fleet.add("b")
+    playbook = fleet.root / "own.yml"
+    playbook.write_text(
+        "- hosts: gpu-nodes\n  gather_facts: false\n"
+        "  vars: {mps_device_memory_limit: \"{{ '20GB' if inventory_hostname == 'b' else '20G' }}\"}\n"
+        "  tasks:\n    - import_role: {name: mps, rolespec_validate: false}\n"
+    )
+    run = fleet.play(playbook=playbook)
+    assert run.exit_code != 0
+    assert list(run.failures()) == ["b"]
+    assert (fleet.calls("a"), fleet.calls("b")) == (["check"], [])

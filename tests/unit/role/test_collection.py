@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import MappingProxyType
+from typing import Mapping
 
 import pytest
 
@@ -26,7 +28,9 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def ansible(collection: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def ansible(
+    collection: Path, folder: Path, *words: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
     (folder / "inventory.yml").write_text("gpu-nodes: {hosts: {a: {ansible_connection: local}}}\n")
     (folder / "ansible.cfg").write_text("[defaults]\ninterpreter_python = /usr/bin/python3\n")
     tool, *rest = words
@@ -40,6 +44,7 @@ def ansible(collection: Path, folder: Path, *words: str) -> subprocess.Completed
             "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
             "ANSIBLE_COLLECTIONS_PATH": str(collection.parents[2]),
             "ANSIBLE_NOCOLOR": "1",
+            **environment,
         },
         capture_output=True,
         text=True,
@@ -48,8 +53,10 @@ def ansible(collection: Path, folder: Path, *words: str) -> subprocess.Completed
     )
 
 
-def play(collection: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return ansible(collection, folder, "ansible-playbook", "-i", "inventory.yml", *words)
+def play(
+    collection: Path, folder: Path, *words: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
+    return ansible(collection, folder, "ansible-playbook", "-i", "inventory.yml", *words, environment=environment)
 
 
 def test_the_collections_role_validates_and_builds_its_own_program(collection: Path, tmp_path: Path) -> None:
@@ -72,7 +79,16 @@ def test_the_collections_playbooks_find_its_role_and_plugins(collection: Path, t
     assert "a: mps_package: found 'a;b'" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["mps_host", "mps_report", "mps_validate"])
+@pytest.mark.parametrize("name", ["mps_drain", "mps_host", "mps_reboot", "mps_report", "mps_validate"])
 def test_a_module_is_documented_under_the_collections_name(collection: Path, tmp_path: Path, name: str) -> None:
     done = ansible(collection, tmp_path, "ansible-doc", "--json", f"{NAMESPACE}.{NAME}.{name}")
     assert f'"{NAMESPACE}.{NAME}.{name}"' in done.stdout, done.stderr
+
+
+def test_a_collections_callback_is_enabled_by_its_name(collection: Path, tmp_path: Path) -> None:
+    """Beside a stdout callback of the user's own."""
+    for enabled in (f"{NAMESPACE}.{NAME}.mps_summary", ""):
+        environment = {"ANSIBLE_CALLBACKS_ENABLED": enabled, "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.minimal"}
+        done = play(collection, tmp_path, f"{NAMESPACE}.{NAME}.site", "-e", "mps_package=a;b", environment=environment)
+        said = done.stdout + done.stderr
+        assert ("refused: a: mps_package: found 'a;b'" in said) == bool(enabled), said

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet import CONVERGE, DOES_NOT_FIT, LOOK, PROJECT, REFUSE, Fleet, Run
+from fleet import CONVERGE, LOOK, PROJECT, Fleet, Run
 
 LIMITS = PROJECT / "playbooks" / "limits.yml"
 HOSTS = "abcdefgh"
@@ -90,13 +90,32 @@ def test_a_failure_in_the_last_batch_says_so(converged: Fleet) -> None:
     assert change(converged).message() == "no; no host was left to come"
 
 
-def test_more_than_a_live_reload_on_one_host_stops_all_before_any_change(converged: Fleet) -> None:
-    behave(converged, "g", answer={"refused": "found a change that needs more; run site.yml for this host"})
+MORE = {"refused": "found a change that needs more; run site.yml for this host"}
+
+
+def test_more_than_a_live_reload_on_one_host_is_refused_there_alone(converged: Fleet) -> None:
+    behave(converged, "g", answer=MORE)
     run = change(converged)
     assert run.exit_code != 0
-    assert run.message() == "g: found a change that needs more; run site.yml for this host"
-    assert run.of(REFUSE)
-    assert all(converged.calls(name) == ["check"] for name in "abcdefgh")
+    assert run.failures() == {"g": f"g: {MORE['refused']}"}
+    assert sorted(run.changed()) == list("abcdefh")
+    assert run.summary() == [
+        "a … f, h (7 hosts): state.json written",
+        f"refused: g: {MORE['refused']}",
+    ]
+
+
+@pytest.mark.parametrize("answer", [MORE, {"error": "the driver is not loaded"}])
+@pytest.mark.parametrize("value", ["true", "yes"])
+def test_all_or_nothing(converged: Fleet, answer: dict[str, str], value: str) -> None:
+    behave(converged, "g", answer=answer)
+    run = change(converged, "-e", f"mps_all_or_nothing={value}")
+    assert run.exit_code != 0
+    assert list(run.failures()) == ["g"]
+    assert all(converged.calls(name) == ["check"] for name in HOSTS)
+    assert run.summary()[0] == ("not begun and untouched, as mps_all_or_nothing is set: a … f, h (7 hosts)")
+    behave(converged, "g")
+    assert sorted(change(converged, mps_all_or_nothing=True).changed()) == list(HOSTS)
 
 
 NO_FIT = {"refused": "mps_shares: found each-user=9, expected what fits; at most 3 clients", "does_not_fit": True}
@@ -109,10 +128,7 @@ def test_hosts_whose_gpus_cannot_hold_it_refuse_alone_and_the_others_are_changed
         behave(converged, name, answer=NO_FIT)
     run = change(converged)
     assert run.exit_code != 0
-    assert sorted(run.of(DOES_NOT_FIT, "failed")) == list(names)
-    assert {line["result"]["msg"] for line in run.results if line["status"] == "failed"} == {
-        f"{name}: {NO_FIT['refused']}" for name in names
-    }
+    assert run.failures() == {name: f"{name}: {NO_FIT['refused']}" for name in names}
     assert sorted(run.changed()) == [name for name in HOSTS if name not in names]
     assert all(converged.calls(name) == ["check"] for name in names)
 
@@ -134,19 +150,22 @@ def test_a_failure_still_ends_the_run_where_another_host_could_not_hold_it(conve
     assert all(converged.calls(name) == ["check"] for name in "adefgh")
 
 
-def test_a_host_that_cannot_be_looked_at_stops_all_before_any_change(converged: Fleet) -> None:
+def test_a_host_that_cannot_be_looked_at_fails_alone(converged: Fleet) -> None:
     behave(converged, "g", answer={"error": "the driver is not loaded"})
     run = change(converged)
     assert run.exit_code != 0
-    assert run.message() == "the driver is not loaded"
-    assert all(converged.calls(name) == ["check"] for name in "abcdefgh")
+    assert run.failures() == {"g": "the driver is not loaded"}
+    assert sorted(run.changed()) == list("abcdefh")
 
 
-def test_a_host_that_cannot_be_reached_stops_all_before_any_change_and_can_be_left_out(converged: Fleet) -> None:
+def test_a_host_that_cannot_be_reached_fails_alone_or_stops_all_by_choice(converged: Fleet) -> None:
     converged.add("i", ansible_connection="ssh", ansible_host="127.0.0.1", ansible_port=1, ansible_user="root")
-    assert change(converged).exit_code != 0
-    assert all(converged.calls(name) == ["check"] for name in "abcdefgh")
-    assert change(converged, "-l", "!i").exit_code == 0
+    assert change(converged, mps_all_or_nothing=True).exit_code != 0
+    assert all(converged.calls(name) == ["check"] for name in HOSTS)
+    run = change(converged)
+    assert run.exit_code != 0
+    assert sorted(run.changed()) == list(HOSTS)
+    assert run.summary()[-1].startswith("unreachable: i: ")
 
 
 def test_bad_variables_of_one_host_are_refused_before_any_is_asked(fleet: Fleet) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet import CONVERGE, DOES_NOT_FIT, FAKE, LOOK, REFUSE, Fleet
+from fleet import CONVERGE, FAKE, LOOK, Fleet
 
 
 def test_a_bare_host_in_check_mode_is_shown_everything_and_keeps_nothing(fleet: Fleet) -> None:
@@ -54,18 +54,78 @@ def test_a_changed_limit_is_one_change(fleet: Fleet) -> None:
     assert "DeviceMemoryLimit=6G" in conf
 
 
-def test_what_one_host_refuses_stops_all_before_any_change(fleet: Fleet) -> None:
+NO_GPU = "mps_instances: found GPU {}, expected one of 0, 1; correct it"
+
+
+@pytest.mark.parametrize("serial", [1, "100%"])
+def test_what_one_host_refuses_it_refuses_alone_and_under_its_name(fleet: Fleet, serial: object) -> None:
     fleet.add("a")
-    fleet.add("b", {"answer": {"refused": "mps_instances: found GPU 9, expected one of 0, 1; correct it"}})
-    fleet.add("c", {"answer": {"refused": "mps_instances: found GPU 7, expected one of 0, 1; correct it"}})
-    run = fleet.play(extra={"mps_serial": 1})
+    fleet.add("b", {"answer": {"refused": NO_GPU.format(9)}})
+    fleet.add("c", {"answer": {"refused": NO_GPU.format(7)}})
+    fleet.add("d")
+    run = fleet.play(extra={"mps_serial": serial})
     assert run.exit_code != 0
-    assert run.message().splitlines() == [
-        "b: mps_instances: found GPU 9, expected one of 0, 1; correct it",
-        "c: mps_instances: found GPU 7, expected one of 0, 1; correct it",
+    assert run.failures() == {"b": f"b: {NO_GPU.format(9)}", "c": f"c: {NO_GPU.format(7)}"}
+    assert run.changed() == {"a": [CONVERGE], "d": [CONVERGE]}
+    assert run.summary() == [
+        "a, d (2 hosts): state.json written",
+        f"refused: b: {NO_GPU.format(9)}",
+        f"refused: c: {NO_GPU.format(7)}",
     ]
-    assert run.of(REFUSE)
-    assert [fleet.calls(host) for host in "abc"] == [["check"]] * 3
+    recap = run.output.partition("PLAY RECAP")[2]
+    assert "b, c (2 hosts)             : changed=0    unreachable=0    failed=1 " in recap
+    assert "a, d (2 hosts)             : changed=1    unreachable=0    failed=0 " in recap
+
+
+@pytest.mark.parametrize("answer", [{"refused": NO_GPU.format(9)}, {"error": "the driver is not loaded"}])
+@pytest.mark.parametrize("serial", [1, "100%"])
+def test_all_or_nothing(fleet: Fleet, answer: dict[str, str], serial: object) -> None:
+    for name in "acd":
+        fleet.add(name)
+    fleet.add("b", {"answer": answer})
+    for arguments in (("--check",), ()):
+        run = fleet.play(*arguments, variables={"mps_all_or_nothing": True, "mps_serial": serial})
+        assert run.exit_code != 0
+        assert list(run.failures()) == ["b"], "nobody else is blamed"
+    assert [fleet.calls(host) for host in "abcd"] == [["check"] * 2] * 4
+    assert run.summary()[0] == "not begun and untouched, as mps_all_or_nothing is set: a, c, d (3 hosts)"
+    (fleet.root / "b" / "behaviour.json").unlink()
+    assert sorted(fleet.play(variables={"mps_all_or_nothing": True}).changed()) == list("abcd")
+
+
+def test_all_or_nothing_in_a_play_of_ones_own(fleet: Fleet) -> None:
+    fleet.add("a")
+    fleet.add("b", {"answer": {"refused": NO_GPU.format(9)}})
+    playbook = fleet.root / "own.yml"
+    playbook.write_text("- hosts: gpu-nodes\n  gather_facts: false\n  roles: [mps]\n")
+    run = fleet.play(playbook=playbook, variables={"mps_all_or_nothing": True})
+    assert run.exit_code != 0
+    assert [fleet.calls(host) for host in "ab"] == [["check"]] * 2
+
+
+@pytest.mark.parametrize("strategy", ["free", "host_pinned"])
+def test_the_summary_holds_for_other_strategies(fleet: Fleet, strategy: str) -> None:
+    for name in "acd":
+        fleet.add(name)
+    fleet.add("b", {"answer": {"refused": NO_GPU.format(9)}})
+    playbook = fleet.root / "own.yml"
+    playbook.write_text(f"- hosts: gpu-nodes\n  strategy: {strategy}\n  gather_facts: false\n  roles: [mps]\n")
+    run = fleet.play(playbook=playbook)
+    assert run.exit_code != 0
+    assert [line for line in run.summary() if "state.json" in line or "refused" in line] == [
+        "a, c, d (3 hosts): state.json written",
+        f"refused: b: {NO_GPU.format(9)}",
+    ]
+
+
+def test_all_or_nothing_is_of_the_run(fleet: Fleet) -> None:
+    fleet.add("a", mps_all_or_nothing=True)
+    fleet.add("b")
+    run = fleet.play(fake=False)
+    assert run.message() == (
+        "mps_all_or_nothing: found True on a, False on b, expected one value for all hosts; set it in"
+        " group_vars/all.yml"
+    )
 
 
 NO_FIT = {"refused": "mps_shares: found each-user=9, expected what fits; at most 3 clients", "does_not_fit": True}
@@ -79,20 +139,9 @@ def test_a_host_whose_gpus_cannot_hold_it_refuses_alone(fleet: Fleet) -> None:
         run = fleet.play(*arguments, extra={"mps_serial": 1})
         assert run.exit_code != 0
         assert run.message() == f"b: {NO_FIT['refused']}"
-        assert list(run.of(DOES_NOT_FIT, "failed")) == ["b"]
+        assert list(run.of(LOOK, "failed")) == ["b"]
         assert [fleet.calls(host) for host in "ac"] == [calls] * 2
         assert "converge" not in fleet.calls("b")
-
-
-def test_what_another_host_refuses_stops_all_beside_it(fleet: Fleet) -> None:
-    fleet.add("a")
-    fleet.add("b", {"answer": NO_FIT})
-    fleet.add("c", {"answer": {"refused": "mps_instances: found GPU 7, expected one of 0, 1; correct it"}})
-    run = fleet.play()
-    assert run.exit_code != 0
-    said = [line["result"]["msg"] for line in run.results if line["status"] == "failed"]
-    assert said == [f"b: {NO_FIT['refused']}", "c: mps_instances: found GPU 7, expected one of 0, 1; correct it"]
-    assert [fleet.calls(host) for host in "abc"] == [["check"]] * 3
 
 
 def test_a_host_without_driver_fails_alone(fleet: Fleet) -> None:
@@ -393,7 +442,7 @@ def test_a_package_that_cannot_be_told_is_refused(fleet: Fleet, host: dict[str, 
     fleet.add("b")
     run = fleet.play(variables={"mps_package": True})
     assert run.message().startswith(line)
-    assert fleet.calls("b") == ["check"]
+    assert fleet.calls("b") == ["check", "converge"]
 
 
 def test_sudo_takes_nothing_of_the_request(fleet: Fleet) -> None:

@@ -154,7 +154,7 @@ def test_the_lab_inventory_groups_running_hosts(monkeypatch: pytest.MonkeyPatch)
     assert json.dumps(found)
 
 
-@pytest.mark.parametrize("name", ["mps_host", "mps_report", "mps_validate"])
+@pytest.mark.parametrize("name", ["mps_drain", "mps_host", "mps_reboot", "mps_report", "mps_validate"])
 def test_a_module_called_by_mistake_says_where_it_runs(name: str) -> None:
     done = subprocess.run(
         [sys.executable, PROJECT / "plugins/modules" / f"{name}.py"],
@@ -166,7 +166,7 @@ def test_a_module_called_by_mistake_says_where_it_runs(name: str) -> None:
     assert "is an action and runs on the controller" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["mps_host", "mps_report", "mps_validate"])
+@pytest.mark.parametrize("name", ["mps_drain", "mps_host", "mps_reboot", "mps_report", "mps_validate"])
 def test_a_module_is_documented(name: str) -> None:
     text = (PROJECT / "plugins/modules" / f"{name}.py").read_text()
     sections = dict(re.findall(r'^(DOCUMENTATION|EXAMPLES|RETURN) = r"""\n(.*?)"""', text, re.DOTALL | re.MULTILINE))
