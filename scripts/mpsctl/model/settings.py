@@ -320,14 +320,14 @@ SETTINGS: tuple[Setting, ...] = (
         "mps_metrics_directory",
         "str",
         None,
-        "The folder of a node exporter's textfile collector, into which each look writes mps.prom. null: none.",
+        "The folder of a node exporter's textfile collector, into which each look writes mps.prom. null means none.",
         checked.check_metrics_directory,
     ),
     Setting(
         "mps_metrics_by",
         "str",
         None,
-        "What more the clients are told apart by in metrics, unit or container. null: neither.",
+        "What more the clients are told apart by in metrics, unit or container. null means neither.",
         checked.check_metrics_by,
     ),
     Setting(
