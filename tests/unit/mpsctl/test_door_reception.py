@@ -253,15 +253,17 @@ def test_there_is_an_end_to_all_users_connections(small: World) -> None:
     assert small.judge.told == [("turned_away", os.getuid(), "too_many", 1)]
 
 
+def _comes(small: World, process: door_world.Process, said: bytes = b"") -> None:
+    small.until(lambda: process.printed and said in process.printed)
+    small.rounds()
+
+
 @pytest.mark.parametrize("silent", [True, False])
 def test_users_who_have_all_places_make_room_for_each_other_user(small: World, silent: bool) -> None:
     """Eight places of three users; then five more users come, one after the other, and then a sixth."""
-    speaks = {} if silent else {"connections": 1}
     for uid, connections in ((65001, 3), (65002, 3), (65003, 2)):
         for _ in range(1 if silent else connections):
-            held = small.process(uid, **(speaks or {"connections": connections}), silent=silent)
-            small.until(lambda held=held: held.printed)
-            small.rounds()
+            _comes(small, small.process(uid, connections if silent else 1, silent))
     assert small.judge.told == []
     for uid in range(65004, 65009):
         newcomer = small.visitor_process(uid)
@@ -294,9 +296,7 @@ def test_who_is_just_passed_on_makes_no_room(small: World) -> None:
     passed_on = small.visitor_process(65001)
     small.until(lambda: small.daemon.accepted)
     for uid in (*[65001] * 4, *[65002] * 3, *range(65003, 65008)):
-        comes = small.process(uid)
-        small.until(lambda comes=comes: b"introduced" in comes.printed)
-        small.rounds()
+        _comes(small, small.process(uid), b"introduced")
     (number,) = [one.number for one in small.judge.visitors if one.pid == passed_on.pid]
     made_room = [one[1] for one in small.judge.told if one[-1] == "made_room"]
     assert len(made_room) == 5
