@@ -334,7 +334,9 @@ time.sleep(float(sys.argv[2]))
 def test_every_verb_ends_though_the_daemon_s_log_is_full(one: Fleet, host: DoorHost, reader: str) -> None:
     """Root fills the FIFO, which nobody reads; in the one case the daemon goes on and meets it full."""
     pid = host.main_pid()
-    host.run(f"kill -STOP {pid}; setsid python3 - {RUNTIME}/0/pipe/log 600 >/root/filled 2>&1 & sleep 0.1", FILLS)
+    host.run("cat >/root/fills.py", FILLS)
+    fills = f"setsid python3 /root/fills.py {RUNTIME}/0/pipe/log 900 >/root/filled 2>&1 </dev/null"
+    host.run(f"kill -STOP {pid}; {fills} & sleep 0.1")
     until(lambda: "full" in host.run("cat /root/filled"), "the log is full")
     if reader == "a daemon that goes on":
         host.run(f"kill -CONT {pid}")
@@ -348,6 +350,6 @@ def test_every_verb_ends_though_the_daemon_s_log_is_full(one: Fleet, host: DoorH
         assert found["instances"]["1"]["word"] == "ok", "the other instance is well"
         assert one.rollout.play("site.yml", "-e", f"mps_stop_timeout_s={STOP_S}", "-e", "mps_drain_timeout_s=2").output
     finally:
-        host.run(f"pkill -KILL -f 'python3 - {RUNTIME}/0/pipe/log'; kill -CONT {pid}; systemctl restart {FIRST}")
+        host.run(f"pkill -KILL -f '[f]ills.py'; kill -CONT {pid}; systemctl restart {FIRST}")
     one.converge(f"mps_stop_timeout_s={STOP_S}")
     assert [host.meets(directory=f"{PUBLIC}/{name}") for name in "01"] == [IN, IN]
