@@ -83,12 +83,12 @@ def waiting(count: str) -> None:
     """Connections that say all that a client says, and stay."""
     kept = []
     for _ in range(int(count)):
-        kept.append(connected())
         try:
+            kept.append(connected())
             say(kept[-1], HELLO)
             say(kept[-1], CLIENT)
-        except ConnectionError:  # one too many
-            continue
+        except OSError:  # one too many, or the backlog is full
+            time.sleep(0.01)
     in_place()
 
 

@@ -48,7 +48,7 @@ def test_a_process_named_like_the_daemon_keeps_nothing_from_starting(target: Tar
     [
         "exec /tmp/{server} -IS -c 'import time; time.sleep(600)'",
         "setsid /tmp/{server} -IS -c 'import time; time.sleep(600)' & exec sleep 600",
-        "setsid /usr/sbin/{server} & sleep 1; kill -STOP $!; exec sleep 600",
+        "setsid /usr/sbin/{server} & until grep -q nvidia /proc/$!/comm; do :; done; kill -STOP $!; exec sleep 600",
     ],
     ids=["another program", "one that process 1 has adopted", "NVIDIA's own program, stopped"],
 )

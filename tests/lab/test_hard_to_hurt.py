@@ -314,7 +314,7 @@ def test_another_pipe_root_is_refused_while_somebody_works_and_leaves_nothing_be
 
 VERBS = (
     *("status", "health", "verify", "doctor", "clients", "gpus", "env 0", "control 0 get_server_list"),
-    *("drain --timeout 2 0", "undrain 0", "remove --check", "remove --drain-timeout 2"),
+    *("drain --timeout 2 0", "undrain 0", "remove --check"),
 )
 FILLS = """
 import os, sys, time
@@ -349,6 +349,9 @@ def test_every_verb_ends_though_the_daemon_s_log_is_full(one: Fleet, host: DoorH
         found = json.loads(host.run("timeout 120 mpsctl health --json", check=False))
         assert found["instances"]["1"]["word"] == "ok", "the other instance is well"
         assert one.rollout.play("site.yml", "-e", f"mps_stop_timeout_s={STOP_S}", "-e", "mps_drain_timeout_s=2").output
+        said = host.run("timeout 120 mpsctl remove --drain-timeout 2; echo ended with $?", check=False)
+        assert "ended with 1" in said
+        assert "0 (its clients cannot be counted)" in said
     finally:
         host.run(f"pkill -KILL -f '[f]ills.py'; kill -CONT {pid}; systemctl restart {FIRST}")
     one.converge(f"mps_stop_timeout_s={STOP_S}")
