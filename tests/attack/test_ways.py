@@ -41,7 +41,7 @@ def test_no_program_of_another_is_run(target: Target) -> None:
         target.run(f"rm -rf {SHARED} /tmp/evil /tmp/seen /tmp/ran-as-root /root/mpsctl.kept")
 
 
-@pytest.mark.parametrize("playbook", ["drain", "undrain", "reboot", "measure", "bench"])
+@pytest.mark.parametrize("playbook", ["drain", "undrain", "reboot", "measure", "bench", "monitoring"])
 @attempt(
     "swap a module of Ansible's that root runs",
     tried="make the folder of Ansible's remote_tmp first, where it is shared and pipelining is off, watch it without a"
