@@ -21,8 +21,9 @@ SOURCES = PROJECT / "scripts" / "mpsctl"
 _HEAD = """\
 ## Every wait has an end
 
-Lengths are seconds, as the code has them; a test finds each wait that is missing here. One wait has no end of ours: a
-process in the kernel (state D) takes no signal. Such a one is left behind, and named.
+Lengths are seconds, as the code has them; a test finds each wait that is missing here. Two waits have no end of ours. A
+process in the kernel (state D) takes no signal: such a one is left behind, and named. And a client that came to the
+socket is systemd's until the door runs: nothing of ours can speak to it before that.
 """
 
 
@@ -159,6 +160,12 @@ def _of_door() -> str:
     service = (PROJECT / "roles/mps/templates/mps-front-door@.service.j2").read_text()
     longest_s = re.findall(r"^ExecStopPost=.*pause_s < (\d+)", service, re.MULTILINE)[0]
     rows = [
+        (
+            "the door's service, by a client that came before it runs (in connect() itself where the backlog is full)",
+            "no end of ours",
+            "the door greets it, and the bounds below begin. systemd starts the service for as long as somebody stands"
+            " there, with the pauses of the last line; `systemctl status mps-front-door@0` says why it does not run",
+        ),
         ("both messages of a client that connected", f"{bounds.silent_s:g}", "error 805"),
         ("the daemon's greeting", f"{bounds.daemon_greeting_s:g}", "the client waits on; the daemon may be jammed"),
         ("the daemon's answer to a client", f"{bounds.answer_s:g}", "error 805; the daemon may be jammed"),

@@ -17,10 +17,10 @@ check lab:scripts:tests/contract:tests/unit/mpsctl tests/contract
 check .:lab:scripts tests/unit/lab
 check scripts molecule/tests
 check scripts molecule/faults/tests
-check . -p tests.lab
+check .:plugins/plugin_utils -p tests.lab
 check scripts monitoring/dashboard.py
 check scripts tests/unit/test_monitoring.py
-check . -p tests.attack
+check .:plugins/plugin_utils -p tests.attack
 check .:lab:scripts:tests/contract:tests/unit/mpsctl tests/soak/*.py
 check lab:scripts tests/gpu/*.py
 check scripts tests/bench/*.py

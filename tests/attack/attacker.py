@@ -79,6 +79,19 @@ def half(count: str) -> None:
     in_place()
 
 
+def waiting(count: str) -> None:
+    """Connections that say all that a client says, and stay."""
+    kept = []
+    for _ in range(int(count)):
+        try:
+            kept.append(connected())
+            say(kept[-1], HELLO)
+            say(kept[-1], CLIENT)
+        except OSError:  # one too many, or the backlog is full
+            time.sleep(0.01)
+    in_place()
+
+
 def stalled(count: str) -> None:
     """Processes that say both messages, and nothing after the daemon's answer."""
     for _ in range(int(count)):
@@ -247,7 +260,22 @@ def lock(*paths: str) -> None:
     in_place()
 
 
-DEEDS = (silent, half, stalled, stalling, streams, crowd, hammer, words, wrong, descriptor, claim, become, lock)
+DEEDS = (
+    silent,
+    half,
+    waiting,
+    stalled,
+    stalling,
+    streams,
+    crowd,
+    hammer,
+    words,
+    wrong,
+    descriptor,
+    claim,
+    become,
+    lock,
+)
 
 if __name__ == "__main__":
     {one.__name__: one for one in DEEDS}[sys.argv[1]](*sys.argv[2:])

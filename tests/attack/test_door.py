@@ -14,14 +14,43 @@ STAGES = ("connect", "greeting", "first", "second", "descriptor", "last", "serve
     "hold the daemon by connections that say nothing",
     tried="300 connections of one user that say nothing, 300 of another that say half of it, during a reload",
     result="the reload goes through and another user's client comes in: the daemon meets nobody who has not said all",
-    left_open="a user has 256 places of 768: one who has three uids (subordinate ids in user namespaces) takes them all"
-    " for as long as he likes, and others get error 805",
 )
 def test_silent_connections_hold_up_nobody(target: Target) -> None:
     with target.held(SOMEBODY, "silent", "300"), target.held(NOBODY, "half", "300"):
         target.run("timeout 30 systemctl reload mps-control@0")
         assert target.client(within_s=8)["outcome"] == "client"
         assert target.health() == "ok"
+
+
+@attempt(
+    "take all places at the front door, with several user ids",
+    tried="900 connections of three users, silent ones and clients that wait in a drain; then clients of ten other"
+    " users, one beside the other",
+    result="each of the ten finds a place: who has most makes room, and gets error 805 for it. The ids that a user was"
+    " given beside his own (`/etc/subuid`) count as one user",
+    left_open="768 user ids at once, which `/etc/subuid` gives nobody, leave no place",
+)
+def test_three_users_who_have_all_places_keep_nobody_out(target: Target) -> None:
+    third = 1  # one that systemd can look up
+    target.run("mpsctl drain --timeout 1 0; true")
+    try:
+        with (
+            target.held(SOMEBODY, "waiting", "300"),
+            target.held(third, "waiting", "300"),
+            target.held(NOBODY, "silent", "300"),
+        ):
+            users = " ".join(map(str, range(4000, 4010)))
+            client = f"{CLIENT} --hold 0 --timeout 40"
+            target.run(
+                f"cd /tmp; rm -f /run/came.*; for uid in {users}; do CUDA_MPS_PIPE_DIRECTORY={PUBLIC} setsid setpriv"
+                f" --reuid=$uid --regid=$uid --clear-groups {client} >/run/came.$uid 2>&1 </dev/null & done; sleep 2"
+            )
+            target.until("journalctl -q -o cat -t mps-front-door@0 MPS_REASON=made_room | grep -q .")
+            target.run("mpsctl undrain 0")
+            target.until(f"test $(cat /run/came.* | wc -l) = {len(users.split())}", within_s=60)
+            assert target.run('grep -L \'"outcome": "client"\' /run/came.*; true') == ""
+    finally:
+        target.run("mpsctl undrain 0; rm -f /run/came.*; true")
 
 
 @attempt(

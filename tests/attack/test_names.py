@@ -43,21 +43,36 @@ def test_a_process_named_like_the_daemon_keeps_nothing_from_starting(target: Tar
         target.run("rm -rf /tmp/mine")
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "exec /tmp/{server} -IS -c 'import time; time.sleep(600)'",
+        "setsid /tmp/{server} -IS -c 'import time; time.sleep(600)' & exec sleep 600",
+        "setsid /usr/sbin/{server} & until grep -q nvidia /proc/$!/comm; do :; done; kill -STOP $!; exec sleep 600",
+    ],
+    ids=["another program", "one that process 1 has adopted", "NVIDIA's own program, stopped"],
+)
 @attempt(
     "be taken for a server that its daemon left over",
-    tried="a process with a server's name",
-    result="the instance is ok, nothing is ended or restarted for it",
-    left_open="the host is called critical for a server that its daemon left over, and a person is told to end it",
+    tried="a process with a server's name: another program, one whose parent is gone, NVIDIA's own server",
+    result="instance and host are ok, and `clients` does not name it: a server of root's daemon has root's group, which"
+    " no user can take. `verify` has a note",
 )
-def test_a_process_named_like_a_server_ends_nobody(target: Target) -> None:
-    target.as_user(SOMEBODY, "ln -sf /usr/bin/python3 /tmp/nvidia-cuda-mps-server")
+def test_a_process_named_like_a_server_ends_nobody(target: Target, command: str) -> None:
+    server = "nvidia-cuda-mps-server"
+    target.as_user(SOMEBODY, f"ln -sf /usr/bin/python3 /tmp/{server}")
     try:
-        with target.process(SOMEBODY, "exec /tmp/nvidia-cuda-mps-server -IS -c 'import time; time.sleep(600)'"):
+        with target.process(SOMEBODY, command.format(server=server)):
+            target.until(f"pgrep -u {SOMEBODY} -x nvidia-cuda-mps")
             for _ in range(2):
                 assert target.health() == "ok"
+            for verb in ("status", "health", "verify"):
+                checks = {one["name"]: one for one in target.json(verb)["host"]["checks"]}
+                assert checks["left-over-servers"]["level"] == "ok"
+            assert target.json("clients")["left_over"] == []
             target.restart()
     finally:
-        target.run("rm -f /tmp/nvidia-cuda-mps-server")
+        target.run(f"rm -f /tmp/{server}")
 
 
 @attempt(

@@ -41,6 +41,30 @@ def test_no_program_of_another_is_run(target: Target) -> None:
         target.run(f"rm -rf {SHARED} /tmp/evil /tmp/seen /tmp/ran-as-root /root/mpsctl.kept")
 
 
+@pytest.mark.parametrize("playbook", ["drain", "undrain", "reboot", "measure", "bench", "monitoring"])
+@attempt(
+    "swap a module of Ansible's that root runs",
+    tried="make the folder of Ansible's remote_tmp first, where it is shared and pipelining is off, watch it without a"
+    " pause and put another program in the place of each file; the playbooks that run modules",
+    result="each fails before a module was sent, names the folder, and says what to set",
+)
+def test_no_module_travels_through_a_folder_of_another(target: Target, playbook: str) -> None:
+    swap = SWAP.replace("-name mpsctl", "-name 'AnsiballZ_*'")
+    try:
+        with target.process(SOMEBODY, swap):
+            target.until(f"test -d {SHARED}")
+            given = ("-e", f"ansible_remote_tmp={SHARED}", "-e", "ansible_pipelining=false", "-e", "mps_serial=1")
+            done = Rollout("attack", [target.host]).play(f"playbooks/{playbook}.yml", *given)
+            said = " ".join(done.output.split())
+            assert done.exit_code != 0, said
+            assert f"on the way to Ansible's remote_tmp {SHARED}" in said.replace("''", "'"), said
+        assert target.run("cat /tmp/seen /tmp/ran-as-root 2>/dev/null; true") == ""
+        assert target.main_pid() == target.daemon
+        assert target.client()["outcome"] == "client"
+    finally:
+        target.run(f"rm -rf {SHARED} /tmp/evil /tmp/seen /tmp/ran-as-root")
+
+
 @pytest.mark.parametrize(
     "spoil",
     [

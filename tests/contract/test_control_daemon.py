@@ -9,7 +9,7 @@ import stat
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import pytest
 from hypothesis import given, settings
@@ -31,6 +31,8 @@ from simulated import eventually
 
 LIMIT = "default_device_pinned_mem_limit 0"
 
+NO_LIMIT: tuple[list[str], ...] = ([], ["0G"], ["0M"])
+"""What the getter says where none was set, or 0 bytes."""
 MISREAD = ["20", "20GB", "1.5G", "-1G", "0", "101%", "8192MB", "8589934592"]
 """Refused by the issue's list; the daemon takes every one of them without a word."""
 MISREAD += ["2g", "2GB", "512MB", "1024K", "4294967296", "abc", "0G"]
@@ -138,6 +140,33 @@ def test_a_restart_forgets_everything_and_apply_brings_it_back(host: RealDaemonH
     apply.apply(host.world, "0", second.pid)
     assert second.front_end().ask(asked) == [["900M"], ["50.0"], ["1"]]
     assert host.door_is_open()
+
+
+ASKED = [f"get_{LIMIT}", "get_default_active_thread_percentage", "get_default_client_priority"]
+VALUES: dict[str, Any] = {"DeviceMemoryLimit": "8G", "ActiveThreadPercentage": 50, "ClientPriority": 1}
+
+
+@pytest.mark.parametrize("kept", [{}, {"ActiveThreadPercentage": 50, "ClientPriority": 1}], ids=["all three", "limit"])
+def test_what_is_no_longer_managed_is_taken_back_live_and_is_so_after_a_restart(
+    host: RealDaemonHost, kept: dict[str, Any]
+) -> None:
+    """As a daemon is that was told nothing: it has no limit, by the getter too, or one of 0, which is none."""
+    host.desired(**VALUES)
+    daemon = host.bring_up()
+    assert daemon.front_end().ask(ASKED) == [["8G"], ["50.0"], ["1"]]
+    host.desired(**kept)
+    others = [["50.0"], ["1"]] if kept else [["100.0"], ["0"]]
+    changes = apply.apply(host.world, "0", daemon.pid)
+    assert len(changes) == (1 if kept else 3), changes
+    limit, *rest = daemon.front_end().ask(ASKED)
+    assert rest == others
+    assert limit in NO_LIMIT
+    assert apply.apply(host.world, "0", daemon.pid) == []
+    daemon.end()
+    again = host.bring_up()
+    limit, *rest = again.front_end().ask(ASKED)
+    assert rest == others
+    assert limit in NO_LIMIT
 
 
 def test_two_daemons_side_by_side_have_their_own_limits(host: RealDaemonHost) -> None:

@@ -6,15 +6,23 @@ One host of Debian 12 (systemd 252) and one of Debian 13 (systemd 257), with sim
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Iterator
 
 import pytest
 
+from .conftest import LAB, PROJECT
 from .front_door import IN, PUBLIC, RUNTIME, DoorHost, Fleet, fleet, until
 
+sys.path.insert(0, str(PROJECT / "plugins" / "plugin_utils"))
+
+from mps_role import transport
+
 PROGRAM, CONF = "/usr/local/bin/mpsctl", "/etc/mps/1.conf"
-UNIT = "mps-control@1.service"
+FIRST, UNIT = "mps-control@0.service", "mps-control@1.service"
 KEPT = "/root/kept"
 STOP_S = 3
 
@@ -70,13 +78,28 @@ def shown(host: DoorHost, unit: str = UNIT) -> dict[str, str]:
     return dict(line.split("=", 1) for line in said.splitlines())
 
 
+def nvml_modes(host: DoorHost) -> list[str]:
+    """The compute mode of each GPU as the simulated NVML has it: what keeps our program from running keeps nobody from
+    looking there."""
+    return host.run("grep -h ^compute_mode= /run/mps-lab/nvml/*.state").split()
+
+
 @pytest.mark.parametrize("how", KEEPS_FROM_JUDGING)
 def test_what_keeps_the_program_from_judging_is_a_failure_that_is_tried_again(host: DoorHost, how: str) -> None:
-    host.run(f"systemctl stop {UNIT}; systemctl reset-failed {UNIT}; {KEEPS_FROM_JUDGING[how]}")
+    at_work = nvml_modes(host)
+    host.run(f"systemctl stop {UNIT}; systemctl reset-failed {UNIT}")
+    before = nvml_modes(host)
+    assert before != at_work, "the stop gave the GPU back"
+    host.run(KEEPS_FROM_JUDGING[how])
     try:
         host.run(f"systemctl start --no-block {UNIT}")
         found = until(lambda: (now := shown(host))["NRestarts"] not in ("0", "") and now, f"{how}: it is tried again")
         assert found["Result"] != "exec-condition"
+        assert nvml_modes(host) == before, "a start that fails leaves no GPU exclusive"
+        host.run(f"systemctl stop {UNIT}", check=False)
+        assert nvml_modes(host) == before, "nor does the end of the tries"
+        host.run(f"systemctl start --no-block {UNIT}")
+        until(lambda: shown(host)["NRestarts"] not in ("0", ""), f"{how}: it is tried again")
     finally:
         host.run(MENDED)
     until(lambda: shown(host)["ActiveState"] == "active", f"{how}: it heals by itself")
@@ -140,6 +163,35 @@ def test_a_removal_leaves_a_daemon_that_is_stopped_by_a_signal_with_its_clients(
     assert host.meets(directory=f"{PUBLIC}/1") == IN
 
 
+@pytest.mark.parametrize(
+    "policy", ["", "--on-clients wait --drain-timeout 2", "--on-clients terminate --drain-timeout 2"]
+)
+def test_the_verb_removes_nothing_of_a_daemon_that_is_stopped_by_a_signal(
+    one: Fleet, host: DoorHost, policy: str
+) -> None:
+    """As found: two clients, the daemon gets SIGSTOP, and root on the host takes everything off."""
+    clients = [host.client() for _ in range(2)]
+    assert [client.outcome() for client in clients] == [IN, IN]
+    pids = sorted(str(said["pid"]) for client in clients for said in [client.said(1)] if said)
+    pid = host.main_pid()
+    host.run(f"kill -STOP {pid}")
+    try:
+        for check in ("--check", ""):
+            said = host.run(f"mpsctl remove {policy} {check}; echo ended with $?", check=False)
+            assert "ended with 1" in said
+            assert "0 (its clients cannot be counted)" in said
+            assert host.main_pid() == pid
+            assert sorted(host.run(f"ps -o pid= -p {','.join(pids)}").split()) == pids, "both live"
+        assert host.run("mpsctl version", check=False), "what all share stays"
+    finally:
+        host.run(f"kill -CONT {pid}")
+    assert [client.end() for client in clients] == [0, 0], "they worked on"
+    until(lambda: "ended with 0" in host.run("mpsctl remove; echo ended with $?", check=False), "now it is removed")
+    assert (host.main_pid(), set(nvml_modes(host))) == (0, {"compute_mode=0"})
+    one.converge(f"mps_stop_timeout_s={STOP_S}")
+    assert host.meets(directory=f"{PUBLIC}/1") == IN
+
+
 SWAPPED = '{"mps_instances": [{"name": "0", "gpus": ["1"]}, {"name": "1", "gpus": ["0"]}]}'
 
 
@@ -188,3 +240,119 @@ def test_nothing_of_a_run_that_was_killed_while_its_program_travelled_stays(one:
         run.result(120)
     assert host.run("find / -xdev -name 'ansible-tmp-mps-*' 2>/dev/null", check=False) == ""
     one.converge(f"mps_stop_timeout_s={STOP_S}")
+
+
+# -- the program's bytes on their way
+
+LEFT = "pgrep -fa '[I]NPUT_S|/proc/self/fd/[0-9]+ reconcile' || true; find / -xdev -newer /root/before -type f"
+LEFT += " -not -path '/proc/*' -not -path '/sys/*' -not -path '/var/log/*' -not -path '/run/log/*' 2>/dev/null"
+LEFT += " -not -path '/run/systemd/*' -not -path '/root/.ssh/*' || true"
+"""Processes of the transport, and files that came since."""
+ENDS_THE_TRANSPORT = {
+    "its Python": "kill -KILL $(pgrep -f '[I]NPUT_S')",
+    "its shell": "kill -KILL $(pgrep -of '[I]NPUT_S')",
+    "the connection's server": "for p in $(pgrep -f '[I]NPUT_S'); do q=$p; while [ $q -gt 1 ]; do"
+    " q=$(ps -o ppid= -p $q | tr -d ' '); case $(ps -o comm= -p $q) in sshd*) kill -KILL $q; break;; esac; done; done",
+    "ssh on the controller": "",
+}
+
+
+@pytest.mark.parametrize("what", ENDS_THE_TRANSPORT)
+def test_a_transport_that_is_killed_while_its_bytes_travel_leaves_nothing(
+    one: Fleet, host: DoorHost, what: str
+) -> None:
+    """The very command of the action, given half of the program."""
+    program = subprocess.run([LAB, "ssh", host.name, f"cat {PROGRAM}"], capture_output=True, check=True).stdout
+    command = transport.bootstrap_command(len(program), "/root/.ansible/tmp", ["/usr/bin/python3"], ["reconcile"])
+    host.run("touch /root/before")
+    ssh = ["ssh", "-F", host.lab.facts["ssh_config"], "-o", "BatchMode=yes", host.name, command]
+    with subprocess.Popen(ssh, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as sent:
+        assert sent.stdin is not None
+        sent.stdin.write(program[: len(program) // 2])
+        sent.stdin.flush()
+        until(lambda: host.run("pgrep -f '[I]NPUT_S' || true"), "it waits for the other half")
+        if ENDS_THE_TRANSPORT[what]:
+            host.run(ENDS_THE_TRANSPORT[what], check=False)
+        else:
+            sent.kill()
+        with suppress(BrokenPipeError):
+            sent.stdin.close()
+        sent.wait(timeout=120)
+    until(lambda: not host.run("pgrep -f '[I]NPUT_S' || true"), "nobody waits for it any more")
+    assert host.run(LEFT) == ""
+    one.converge(f"mps_stop_timeout_s={STOP_S}")
+
+
+# -- another pipe root
+
+MOVED = "/run/moved-mps"
+
+
+@pytest.mark.parametrize("policy", ["refuse", "terminate"])
+def test_another_pipe_root_is_refused_while_somebody_works_and_leaves_nothing_behind(
+    one: Fleet, host: DoorHost, policy: str
+) -> None:
+    """Whatever ``mps_on_clients`` says: who stands at the old place would run outside MPS."""
+    given = ("-e", f"mps_stop_timeout_s={STOP_S}", "-e", f"mps_pipe_root={MOVED}", "-e", f"mps_on_clients={policy}")
+    works, pid = host.client(), host.main_pid()
+    assert works.outcome() == IN
+    done = one.rollout.play("site.yml", *given, "-e", "mps_drain_timeout_s=2")
+    assert done.exit_code != 0
+    assert "expected none while mps_pipe_root changes" in " ".join(done.output.split())
+    assert (host.main_pid(), host.meets()) == (pid, IN)
+    assert host.run(f"ls -d {MOVED} 2>/dev/null || true") == ""
+    assert works.end() == 0
+    for root, former, more in ((MOVED, PUBLIC, given), (PUBLIC, MOVED, given[:2])):
+        done = one.rollout.play("site.yml", *more)
+        assert done.exit_code == 0, done.output
+        assert [host.meets(directory=f"{root}/{name}") for name in "01"] == [IN, IN]
+        assert host.run(f"find {former} 2>/dev/null || true") == "", "nothing stays at the old place"
+        assert '"word": "ok"' in host.run("mpsctl health --json")
+
+
+# -- a full log
+
+VERBS = (
+    *("status", "health", "verify", "doctor", "clients", "gpus", "env 0", "control 0 get_server_list"),
+    *("drain --timeout 2 0", "undrain 0", "remove --check"),
+)
+FILLS = """
+import os, sys, time
+log = os.open(sys.argv[1], os.O_RDWR | os.O_NONBLOCK)
+for size in (4096, 1):
+    try:
+        while True:
+            os.write(log, b"x" * size)
+    except BlockingIOError:
+        continue
+print("full", flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("reader", ["a daemon that goes on", "a stopped daemon"])
+def test_every_verb_ends_though_the_daemon_s_log_is_full(one: Fleet, host: DoorHost, reader: str) -> None:
+    """Root fills the FIFO, which nobody reads; in the one case the daemon goes on and meets it full."""
+    pid = host.main_pid()
+    host.run("cat >/root/fills.py", FILLS)
+    fills = f"setsid python3 /root/fills.py {RUNTIME}/0/pipe/log 900 >/root/filled 2>&1 </dev/null"
+    host.run(f"kill -STOP {pid}; {fills} & sleep 0.1")
+    until(lambda: "full" in host.run("cat /root/filled"), "the log is full")
+    if reader == "a daemon that goes on":
+        host.run(f"kill -CONT {pid}")
+    try:
+        for verb in VERBS:
+            said = host.run(f"timeout 120 mpsctl {verb} 2>&1; echo ended with $?", check=False)
+            code = int(said.rsplit(" ", 1)[1])
+            assert code not in (70, 124), (verb, said)
+            assert "Traceback" not in said, verb
+        found = json.loads(host.run("timeout 120 mpsctl health --json", check=False))
+        assert found["instances"]["1"]["word"] == "ok", "the other instance is well"
+        assert one.rollout.play("site.yml", "-e", f"mps_stop_timeout_s={STOP_S}", "-e", "mps_drain_timeout_s=2").output
+        said = host.run("timeout 120 mpsctl remove --drain-timeout 2; echo ended with $?", check=False)
+        assert "ended with 1" in said
+        assert "0 (its clients cannot be counted)" in said
+    finally:
+        host.run(f"pkill -KILL -f '[f]ills.py'; kill -CONT {pid}; systemctl restart {FIRST}")
+    one.converge(f"mps_stop_timeout_s={STOP_S}")
+    assert [host.meets(directory=f"{PUBLIC}/{name}") for name in "01"] == [IN, IN]

@@ -1,7 +1,9 @@
 # Runs on the host, in Ansible's shell: whether nobody but root can change what is about to run as root.
-# judge PATH prints the places on the way to it that others can change, links followed, as mpsctl judges them.
+# judge PATH prints the places on the way to it that others can change, links followed, as mpsctl judges them. The user
+# in $also counts as root does, if it is set.
 judge() {
   is_root || return 0
+  : "${also:=0}"
   place='' left=${1#/} links=0
   set -- /
   while [ -n "$left" ]; do
@@ -20,10 +22,10 @@ judge() {
   done
   LC_ALL=C ls -ldn -- "$@" 2>/dev/null | while read -r mode _ user group _ _ _ _ name; do
     case $mode:$group in
-      l*) [ "$user" = 0 ] && continue ;;
+      l*) [ "$user" = 0 ] || [ "$user" = "$also" ] && continue ;;
       ????????w*) ;;
       ?????w*+:* | ?????w*:[!0]*) ;;
-      *) [ "$user" = 0 ] && continue ;;
+      *) [ "$user" = 0 ] || [ "$user" = "$also" ] && continue ;;
     esac
     printf '%s: %s user %s group %s\n' "$name" "$mode" "$user" "$group"
   done

@@ -16,6 +16,11 @@ _UNTRUSTED = 78
 _SIGNS = {"format", "error", "exit_code"}
 """Keys by which an answer of the program is told from what else a host may print."""
 
+_NO_MODULE = (
+    "root runs modules from there, and none was sent: turn pipelining on, as this project's ansible.cfg does, or set"
+    " remote_tmp to a folder that is root's or the connecting user's"
+)
+
 _BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 _JUDGE = Path(__file__).with_name("judge.sh")
 
@@ -63,6 +68,28 @@ def _judged(python: Sequence[str]) -> str:
         f"python=$(command -v -- {name}) || {missing}\n"
         f'weak=$(judge "$python"); test -z "$weak" || {{ printf "%s\\n" "$weak" >&2; exit {_UNTRUSTED}; }}\n'
     )
+
+
+def judgement(folder: str, user: str) -> str:
+    """The shell command that prints what others than root and ``user`` can change on the way to a folder."""
+    return f"{_JUDGE.read_text(encoding='utf-8')}also={shlex.quote(user)}\njudge {shlex.quote(folder)}"
+
+
+def shared_folder(folder: str, weak: str) -> str:
+    """One line for a host whose folder for modules others can change."""
+    return (
+        f"found {_in_one_line(weak)} on the way to Ansible's remote_tmp {folder}, expected what nobody but root can"
+        f" change; {_NO_MODULE}"
+    )
+
+
+def not_judged(folder: str, said: str) -> str:
+    """The same for one on which that could not be looked at."""
+    return f"found no judgement of Ansible's remote_tmp {folder} ({_in_one_line(said)}), expected one; {_NO_MODULE}"
+
+
+def _in_one_line(said: str) -> str:
+    return " | ".join(line.strip() for line in said.splitlines() if line.strip())[-500:]
 
 
 def _run(python: Sequence[str], words: Sequence[str]) -> str:

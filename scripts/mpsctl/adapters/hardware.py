@@ -91,6 +91,22 @@ def mps_program(pid: int) -> Optional[str]:
     return next((name for name in names if name in (CONTROL_DAEMON, SERVER)), None)
 
 
+def of_roots_daemon(pid: int) -> bool:
+    """Whether root's daemon started a process that has a server's name, by what its user cannot choose: a server keeps
+    root's group, whatever its user (control daemons 535, 550, 555; driver 580). In a container that group is nothing
+    special."""
+    return procfs.has_roots_group(pid) and procfs.container(pid) is None
+
+
+def is_server(pid: int) -> bool:
+    """Whether the process is an MPS server of root's daemon, or of one that this process's user runs. Its name alone is
+    no evidence."""
+    if mps_program(pid) != SERVER:
+        return False
+    parent = procfs.parent(pid)
+    return of_roots_daemon(pid) or (mps_program(parent) == CONTROL_DAEMON and procfs.uid(parent) == os.geteuid())
+
+
 def replaced(pid: int) -> Optional[str]:
     """Why a control daemon does not run the installed file, in a few words; None where it does or that cannot be told.
 

@@ -230,12 +230,23 @@ def uid(pid: int) -> Optional[int]:
 def is_roots(pid: int) -> bool:
     """Whether root started the process. One of a user is not, also where it runs a program with the setuid bit, whose
     name, command line and environment are that user's to choose."""
+    return _has_only(pid, "Uid", stat.S_ISUID)
+
+
+def has_roots_group(pid: int) -> bool:
+    """Whether root gave the process its group: it has no other than root's, and not by a program's setgid bit."""
+    return _has_only(pid, "Gid", stat.S_ISGID)
+
+
+def _has_only(pid: int, ids: str, not_by: int) -> bool:
+    """Whether a process's ids of this kind (real, effective, saved, of files) are all 0, and not by a bit of its
+    program's mode."""
     lines = _status(pid)
     try:
         mode = os.stat(_PROC / str(pid) / "exe").st_mode
     except OSError:
         return False
-    return lines.get("Uid", "").split() == ["0"] * 4 and not mode & stat.S_ISUID
+    return lines.get(ids, "").split() == ["0"] * 4 and not mode & not_by
 
 
 def groups(pid: int) -> tuple[int, ...]:

@@ -158,14 +158,19 @@ def foreign_daemons(view: View) -> Finding:
 
 @judgement(of_host=True)
 def left_over_servers(view: View) -> Finding:
-    """No MPS server outlives its control daemon: nobody can reach it, and it keeps its GPU."""
+    """No MPS server outlives its control daemon: nobody can reach it, and it keeps its GPU. What merely has its name is
+    none: everyone may give a process a name."""
     if view.host.processes.unread:
         return unknown(words.unread(view.host.processes.unread))
+    named = [
+        f"process {one.pid} ({words.who(one.user, one.uid)}) has a server's name, and no daemon of root's started it"
+        for one in view.host.processes.named_like_servers
+    ]
     left = [
         server for server in view.host.processes.servers if server.daemon is None and server.state not in ("Z", "X")
     ]
     if not left:
-        return passed("none")
+        return passed("none", *named)
     lines = [f"MPS server {one.pid} ({words.who(one.user, one.uid)}) has no control daemon any more" for one in left]
     remedy = f"end it when its clients are gone (kill {left[0].pid}), then restart the instance of its GPU"
     return failed(

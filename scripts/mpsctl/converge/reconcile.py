@@ -9,9 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Optional
 
+from mpsctl.adapters import journal
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.request import Request
-from mpsctl.lifecycle import host_lock
+from mpsctl.lifecycle import acts, host_lock
 from mpsctl.observe.asked import Asked
 from mpsctl.store.world import World
 
@@ -32,7 +33,11 @@ def reconcile(world: World, request: Request, check: bool, program: Optional[Pat
             host_lock.wait_for_others(world)
             return _run(world, request, check, program)
         with host_lock.taken(world):
-            return _run(world, request, check, program)
+            answer = _run(world, request, check, program)
+        problem = answer.refused or answer.error
+        if problem:
+            acts.tell(world, acts.REFUSE, f"a run was not brought to its end: {problem}", priority=journal.WARNING)
+        return answer
     except host_lock.Busy as error:
         return Answer(check, error=str(error))
 

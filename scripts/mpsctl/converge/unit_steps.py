@@ -9,6 +9,7 @@ from typing import Mapping, Optional, Sequence
 from mpsctl.adapters import bytecode, pipe, systemd
 from mpsctl.converge import statement
 from mpsctl.converge.answer import Difference, state
+from mpsctl.converge.file_steps import remove_empty
 from mpsctl.converge.statement import Statement, of_unit
 from mpsctl.converge.step import Context, Occupied, Step
 from mpsctl.lifecycle import compute_modes
@@ -220,8 +221,9 @@ def move_doors(context: Context, moves_from: Mapping[str, Path]) -> None:
 
 
 def leave_directory(world: World, name: str, public: Path) -> None:
-    """Remove a public directory where clients find an instance no more."""
+    """Remove a public directory where clients find an instance no more, and the pipe root with the last one."""
     pipe.remove_public(public)
+    remove_empty(public.parent)
     public_directories.forget(world, name, public)
 
 

@@ -13,6 +13,7 @@ from mpsctl.converge.answer import Answer, Difference
 from mpsctl.converge.instance_steps import clients_as_json
 from mpsctl.converge.statement import Statement
 from mpsctl.converge.step import Context, Step
+from mpsctl.lifecycle import acts
 from mpsctl.store.world import World
 
 
@@ -42,6 +43,7 @@ def take(world: World, steps: Sequence[Step], answer: Answer) -> Context:
             finally:
                 for step in due:
                     if step.due and step not in context.in_vain:
+                        acts.tell(world, acts.CONVERGE, step.text, step.instance)
                         _tell(step, *before[step], answer)
     finally:
         answer.changed = bool(answer.steps)

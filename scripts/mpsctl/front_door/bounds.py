@@ -19,8 +19,9 @@ class Bounds:
     the client's last message. ``look_s``: between two looks at those who wait. ``accept_pause_s``: after the host or
     this process ran out of descriptors. ``told_each_s``: how often connections that were turned away are summed up.
 
-    ``connections`` in all, ``connections_of_a_user`` of one uid, ``accepted_at_once`` in one round: the rest stays in
-    the listener's backlog, where a client waits (driver 580) and is not lost if this process ends.
+    ``connections`` in all, ``connections_of_a_user`` of one holder (``holders.Holders``), ``accepted_at_once`` in one
+    round: the rest stays in the listener's backlog, where a client waits (driver 580) and is not lost if this process
+    ends.
     """
 
     silent_s: float = 10.0

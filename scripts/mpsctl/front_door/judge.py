@@ -21,7 +21,7 @@ class Visitor:
     ``started_at`` (clock ticks since boot) tells the process from a later one with the same pid, and ``stack``
     (``procfs.stack``) its program from a later one of the same process, 0 where that is not known. ``since_s`` is when
     its second message was read, on the door's clock; ``number`` counts the connections of this door. ``pidfd`` becomes
-    readable when the process ends.
+    readable when the process ends. ``holder`` is among whose connections this one counts.
     """
 
     connection: socket.socket
@@ -34,6 +34,7 @@ class Visitor:
     pidfd: Optional[int] = None
     messages: tuple[bytes, bytes] = field(default=(b"", b""))
     stack: int = 0
+    holder: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,9 @@ class Judge(Protocol):
     def still(self, visitor: Visitor, daemon: ServedDaemon) -> bool:
         """Whether a verdict to let in still holds. Asked last before the daemon hears of the client, with the
         instance's admission held; if not, the visitor waits on."""
+
+    def came_in_before(self, visitor: Visitor) -> bool:
+        """Whether this is a later connection of a process that was let in: it makes room for nobody."""
 
     def tells(self, visitor: Visitor, daemon: ServedDaemon) -> None:
         """The daemon is told of the visitor right after this. ``passed``, ``gave_up`` or ``unanswered`` says what came

@@ -61,7 +61,7 @@ class FrontDoor:
         self._poller = Poller()
         self._kept_open = KeptOpen(self._poller, clock, self._bounds.kept_open_s)
         self._means = Means(self._poller, clock, self._bounds, judge, hold, self._kept_open)
-        self._reception = Reception(listener, judge, self._poller, clock, self._bounds, self._arrived)
+        self._reception = Reception(listener, judge, self._poller, clock, self._bounds, self._arrived, self._make_room)
         self._waiting = Waiting(
             judge, self._poller, clock, self._bounds, self._pass_on, self._gone, self._reception.leave
         )
@@ -133,6 +133,9 @@ class FrontDoor:
 
     def _refuse_who_waits(self) -> None:
         self._waiting.refuse_all("stopping", "the front door is being stopped")
+
+    def _make_room(self, holder: str, reason: str, text: str) -> bool:
+        return self._waiting.make_room(holder, reason, text)
 
     def _arrived(self, visitor: Visitor) -> None:
         self._waiting.add(visitor)

@@ -225,6 +225,9 @@ class InstanceJudge:
             return False
         return self._finds_no_place(visitor, before, want, view.admission) is None
 
+    def came_in_before(self, visitor: Visitor) -> bool:
+        return self._notebook.noted(visitor) is not None
+
     # -- what became of it
 
     def tells(self, visitor: Visitor, daemon: ServedDaemon) -> None:

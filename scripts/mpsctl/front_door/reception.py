@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 from typing import Callable, Optional
 
 from mpsctl.adapters import procfs
+from mpsctl.adapters.subordinate_ids import SubordinateIds
 from mpsctl.front_door import handshake
 from mpsctl.front_door.bounds import Bounds, connections_that_fit
+from mpsctl.front_door.holders import Holders
 from mpsctl.front_door.judge import Judge, Visitor
 from mpsctl.front_door.poller import Poller, Watch
 from mpsctl.front_door.turned_away import TurnedAway
+from mpsctl.model import foreign
 
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 _OF_ONE_CONNECTION = (errno.ECONNABORTED, errno.EPERM, errno.EINTR)
@@ -27,12 +30,16 @@ _DEBUGGED = (
 )
 
 
+_MADE_ROOM = "made_room", "the front door has no place left, its user had most of them, and another user came"
+
+
 @dataclass(eq=False)
 class _Caller:
     """A connection that has not said yet who it is. ``until_s`` is when its time is over."""
 
     connection: socket.socket
     who: handshake.Credentials
+    holder: str
     number: int
     until_s: float
     messages: list[bytes] = field(default_factory=list)
@@ -40,7 +47,8 @@ class _Caller:
 
 
 class Reception:
-    """``arrived`` gets each visitor; whoever has it gives its connection back with ``leave``."""
+    """``arrived`` gets each visitor; whoever has it gives its connection back with ``leave``. ``make_room`` is given a
+    holder (and a reason and a line), turns the newest visitor of that one away, and says whether there was one."""
 
     def __init__(
         self,
@@ -50,6 +58,7 @@ class Reception:
         clock: Callable[[], float],
         bounds: Bounds,
         arrived: Callable[[Visitor], None],
+        make_room: Callable[[str, str, str], bool],
     ) -> None:
         listener.setblocking(False)
         handshake.expect_credentials(listener)
@@ -59,9 +68,10 @@ class Reception:
         self._clock = clock
         self._bounds = bounds
         self._arrived = arrived
+        self._visitor_makes_room = make_room
         self._most = connections_that_fit(bounds.connections)
         self._turned_away = TurnedAway(judge, clock, bounds.told_each_s)
-        self._of_user: dict[int, int] = {}
+        self._holders = Holders(SubordinateIds())
         self._callers: dict[int, _Caller] = {}
         self._number = 0
         self._accept_again_s: Optional[float] = None
@@ -70,7 +80,7 @@ class Reception:
     @property
     def connections(self) -> int:
         """How many are open, of visitors as well."""
-        return sum(self._of_user.values())
+        return self._holders.total
 
     def next_s(self) -> Optional[float]:
         """When ``due`` has something to do, on the clock; None if nothing."""
@@ -124,28 +134,42 @@ class Reception:
 
     def _take(self, connection: socket.socket) -> None:
         who = handshake.peer(connection)
+        holder = self._holders.holder(who.uid)
         self._number += 1
-        if self._has_no_place(who, connection):
+        if self._has_no_place(who, holder, connection):
             return
         connection.setblocking(False)
         handshake.expect_credentials(connection)
-        self._of_user[who.uid] = self._of_user.get(who.uid, 0) + 1
-        caller = _Caller(connection, who, self._number, self._clock() + self._bounds.silent_s)
+        self._holders.take(holder)
+        caller = _Caller(connection, who, holder, self._number, self._clock() + self._bounds.silent_s)
         self._callers[caller.number] = caller
         caller.watch = self._poller.watch(connection.fileno(), lambda: self._hear(caller))
 
-    def _has_no_place(self, who: handshake.Credentials, connection: socket.socket) -> bool:
-        mine = self._of_user.get(who.uid, 0)
+    def _has_no_place(self, who: handshake.Credentials, holder: str, connection: socket.socket) -> bool:
+        mine = self._holders.count(holder)
         if who.pid <= 0:
             reason, text = "unknown_process", "this host's process ids do not name who connected"
         elif mine >= self._bounds.connections_of_a_user:
-            reason, text = "too_many_of_user", f"user {who.uid} has {mine} connections to the front door already"
-        elif self.connections >= self._most:
+            also = "" if holder == str(who.uid) else f", as one of {foreign.shown(holder)}'s subordinate ids,"
+            reason, text = "too_many_of_user", f"user {who.uid}{also} has {mine} connections to the front door already"
+        elif self.connections >= self._most and not self._make_room(holder):
             reason, text = "too_many", f"the front door has {self._most} connections already"
         else:
             return False
         handshake.part(connection)
         self._turned_away.tell(who.pid, who.uid, reason, text)
+        return True
+
+    def _make_room(self, newcomer: str) -> bool:
+        """Turn away a connection of whoever has most, if that is more than the newcomer's: whose is silent for longest,
+        for a CUDA client speaks at once, or else the newest visitor. Whether there is a place now."""
+        holder = self._holders.makes_room_for(newcomer)
+        if not holder:
+            return False
+        caller = next((one for one in self._callers.values() if one.holder == holder), None)
+        if caller is None:
+            return self._visitor_makes_room(holder, *_MADE_ROOM)
+        self._send_away(caller, *_MADE_ROOM)
         return True
 
     def _hear(self, caller: _Caller) -> None:
@@ -180,6 +204,7 @@ class Reception:
             pidfd=pidfd,
             messages=(caller.messages[0], caller.messages[1]),
             stack=procfs.stack(who.pid),
+            holder=caller.holder,
         )
         self._forget(caller)
         if started_at is None or handshake.has_ended(pidfd):
@@ -192,7 +217,7 @@ class Reception:
         if visitor.pidfd is not None:
             os.close(visitor.pidfd)
             visitor.pidfd = None
-        self._close(visitor.connection, visitor.uid)
+        self._close(visitor.connection, visitor.holder)
 
     def stop(self) -> None:
         """Accept nobody any more, and close the connections of those who have not said who they are."""
@@ -208,18 +233,16 @@ class Reception:
 
     def _end(self, caller: _Caller) -> None:
         self._forget(caller)
-        self._close(caller.connection, caller.who.uid)
+        self._close(caller.connection, caller.holder)
 
     def _forget(self, caller: _Caller) -> None:
         del self._callers[caller.number]
         if caller.watch is not None:
             self._poller.forget(caller.watch)
 
-    def _close(self, connection: socket.socket, uid: int) -> None:
+    def _close(self, connection: socket.socket, holder: str) -> None:
         handshake.part(connection)
-        self._of_user[uid] -= 1
-        if not self._of_user[uid]:
-            del self._of_user[uid]
+        self._holders.give_back(holder)
 
 
 def _problem(message: handshake.Message, who: handshake.Credentials, first: bool) -> Optional[tuple[str, str]]:

@@ -43,7 +43,7 @@ class Waiting:
         self._gone = gone
         self._leave = leave
         self._waiters: dict[int, _Waiter] = {}
-        self._last_passed: dict[int, int] = {}
+        self._last_passed: dict[str, int] = {}
         self._look_s: Optional[float] = None
         self._paused_until_s = float("-inf")
         self.being_passed: Optional[Visitor] = None
@@ -105,10 +105,10 @@ class Waiting:
     def is_passed_on(self, visitor: Visitor) -> None:
         """The daemon has its credentials: it waits no more, and other users come before the next one of its user."""
         self.remove(visitor)
-        waiting = {one.visitor.uid for one in self._waiters.values()}
+        waiting = {one.visitor.holder for one in self._waiters.values()}
         latest = max(self._last_passed.values(), default=0) + 1
-        self._last_passed = {uid: last for uid, last in self._last_passed.items() if uid in waiting}
-        self._last_passed[visitor.uid] = latest
+        self._last_passed = {holder: last for holder, last in self._last_passed.items() if holder in waiting}
+        self._last_passed[visitor.holder] = latest
 
     def due(self) -> None:
         if self._look_s is not None and self._look_s <= self._clock():
@@ -134,7 +134,7 @@ class Waiting:
     def _alternating(self) -> list[Visitor]:
         """Who came first comes first, of each user in turn: a client that stops in the middle holds the daemon for a
         second, and one user may have hundreds of them."""
-        return sorted(self._unless_being_passed(), key=lambda one: (self._last_passed.get(one.uid, 0), one.number))
+        return sorted(self._unless_being_passed(), key=lambda one: (self._last_passed.get(one.holder, 0), one.number))
 
     def _unless_being_passed(self) -> Iterator[Visitor]:
         return (one.visitor for one in self._waiters.values() if one.visitor is not self.being_passed)
@@ -167,6 +167,15 @@ class Waiting:
         """Neither judge nor hear it any more."""
         for watch in self._waiters.pop(visitor.number).watches:
             self._poller.forget(watch)
+
+    def make_room(self, holder: str, reason: str, text: str) -> bool:
+        """Refuse the newest newcomer among a holder's; whether there was one."""
+        newest_first = reversed(list(self._unless_being_passed()))
+        newcomers = (one for one in newest_first if one.holder == holder and not self._judge.came_in_before(one))
+        found = next(newcomers, None)
+        if found is not None:
+            self.refuse(found, reason, text)
+        return found is not None
 
     def refuse_all(self, reason: str, text: str) -> None:
         """But for the one that is being passed on."""

@@ -77,13 +77,14 @@ def prepare(world: World, name: str) -> DaemonEnvironment:
     with suppress(OSError, MpsctlError):  # a later tidying is no reason not to start
         public_directories.note(world, name, public)
     flags = _flags(instance)
-    environment, devices = _with_driver(world, instance, DaemonEnvironment(served, (), hardware.SEARCH_PATH, flags))
+    # Before the compute modes: a start that fails here leaves every GPU as it was.
     if instance.front_door:
         pipe.remove_former(public)
         pipe.make(served)
     else:
         without_door.make(public)
         pipe.remove(world.places.pipe(name))
+    environment, devices = _with_driver(world, instance, DaemonEnvironment(served, (), hardware.SEARCH_PATH, flags))
     last_good.keep(world, name)
     world.say(f"prepared {served} for {', '.join(str(device) for device in devices)}")
     return environment

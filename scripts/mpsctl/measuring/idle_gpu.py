@@ -112,4 +112,4 @@ def clients_of(daemon: Daemon) -> set[int]:
 
 def may_be_server(pid: int) -> bool:
     # NVML may count pids in another namespace than ours: one without a name here is none that we know.
-    return hardware.mps_program(pid) == hardware.SERVER or not procfs.name(pid)
+    return hardware.is_server(pid) or not procfs.name(pid)

@@ -392,7 +392,7 @@ def _gpu(one: _Loopback) -> _Gpu:
     pids = {*held_mib, *(nvml.client_memory_mib(device.uuid) or ())}
     free_mib = nvml.load(device.uuid).free_mib
     if free_mib is not None:
-        free_mib += sum(mib or 0 for pid, mib in held_mib.items() if hardware.mps_program(pid) == hardware.SERVER)
+        free_mib += sum(mib or 0 for pid, mib in held_mib.items() if hardware.is_server(pid))
     return _Gpu(frozenset(pid for pid in pids if not idle_gpu.may_be_server(pid)), free_mib)
 
 

@@ -24,10 +24,12 @@ _ADOPTERS = (0, 1)
 
 @dataclass
 class MpsProcesses:
-    """``unread`` says why it is not known what runs."""
+    """``unread`` says why it is not known what runs. ``named_like_servers`` have a server's name, no daemon above them,
+    and nothing that their user could not have made: a name decides nothing."""
 
     daemons: list[DaemonProcess] = field(default_factory=list)
     servers: list[ServerProcess] = field(default_factory=list)
+    named_like_servers: list[ServerProcess] = field(default_factory=list)
     unread: Optional[Unread] = None
 
     def daemon(self, pid: Optional[int]) -> Optional[DaemonProcess]:
@@ -68,18 +70,23 @@ def answer(call: Call[MpsProcesses], timeout_s: float = TIMEOUT_S) -> MpsProcess
             found.daemons.append(DaemonProcess(pid, "", None, None, state="D"))
     for pid, call_of_server in zip(pids.servers, servers):
         try:
-            found.servers.append(call_of_server.answer())
+            _sort(found, *call_of_server.answer())
         except NotReady:
-            found.servers.append(ServerProcess(pid, None, None, None, state="D"))
+            _sort(found, ServerProcess(pid, None, None, None, state="D"), False)
     return found
 
 
 def _at_once() -> MpsProcesses:
     pids = _pids()
-    return MpsProcesses(
-        [_daemon(pid) for pid in pids.daemons],
-        [_server(pid, pids.daemons) for pid in pids.servers],
-    )
+    found = MpsProcesses([_daemon(pid) for pid in pids.daemons])
+    for pid in pids.servers:
+        _sort(found, *_server(pid, pids.daemons))
+    return found
+
+
+def _sort(found: MpsProcesses, server: ServerProcess, of_root: bool) -> None:
+    believed = of_root or server.daemon is not None
+    (found.servers if believed else found.named_like_servers).append(server)
 
 
 def _pids() -> _Pids:
@@ -129,11 +136,13 @@ def missing_files(directory: Path) -> Optional[tuple[str, ...]]:
     return tuple(name for name in DAEMON_FILES if name not in present)
 
 
-def _server(pid: int, daemons: Sequence[int]) -> ServerProcess:
+def _server(pid: int, daemons: Sequence[int]) -> tuple[ServerProcess, bool]:
+    """A server, and whether root's daemon started it."""
     uid, parent = procfs.uid(pid), procfs.parent(pid)
     # A server in a container whose daemon this host cannot see has a parent that is neither a daemon nor an adopter.
     daemon = parent if parent in daemons or parent not in _ADOPTERS else None
-    return ServerProcess(pid, uid, None if uid is None else procfs.user(uid), daemon, procfs.state(pid))
+    server = ServerProcess(pid, uid, None if uid is None else procfs.user(uid), daemon, procfs.state(pid))
+    return server, hardware.of_roots_daemon(pid)
 
 
 def _elsewhere(pid: int, directory: Path) -> bool:

@@ -109,6 +109,7 @@ def host(root: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr(procfs, "executable", lambda pid: None)
     monkeypatch.setattr(procfs, "uid", lambda pid: table[pid].uid if pid in table else None)
     monkeypatch.setattr(procfs, "is_roots", lambda pid: pid in table and table[pid].uid == 0)
+    monkeypatch.setattr(procfs, "has_roots_group", lambda pid: pid in table and not any(table[pid].gids))
     monkeypatch.setattr(procfs, "environment", lambda pid: table[pid].environment if pid in table else None)
     monkeypatch.setattr(procfs, "groups", lambda pid: table[pid].gids if pid in table else ())
     monkeypatch.setattr(procfs, "parent", lambda pid: table[pid].parent if pid in table else 0)

@@ -253,6 +253,8 @@ class ScriptedJudge:
     says: bytes = GREETING
     wait: float = 60.0
     holds: Callable[[Visitor], bool] = lambda visitor: True
+    known: set[int] = field(default_factory=set)
+    """The numbers of those whose process was let in before."""
     asked: list[int] = field(default_factory=list)
     told: list[tuple[object, ...]] = field(default_factory=list)
     visitors: list[Visitor] = field(default_factory=list)
@@ -280,6 +282,9 @@ class ScriptedJudge:
 
     def still(self, visitor: Visitor, daemon: ServedDaemon) -> bool:
         return self.holds(visitor)
+
+    def came_in_before(self, visitor: Visitor) -> bool:
+        return visitor.number in self.known
 
     def tells(self, visitor: Visitor, daemon: ServedDaemon) -> None:
         """It leaves no mark."""
@@ -347,7 +352,12 @@ class World:
         self.now_s = 1000.0
         self.bounds = bounds or Bounds()
         self.outdated = False
-        self.door = FrontDoor(
+        self.door = self._opened()
+        self.runs = True
+        self.clients: list[Union[Client, Process]] = []
+
+    def _opened(self) -> FrontDoor:
+        return FrontDoor(
             self.listener,
             self.judge,
             self.hold,
@@ -356,8 +366,11 @@ class World:
             self.bounds,
             lambda: self.outdated,
         )
-        self.runs = True
-        self.clients: list[Union[Client, Process]] = []
+
+    def reopen(self) -> None:
+        """Another process of the door in the place of this one, to which nobody came yet."""
+        self.door.close()
+        self.door = self._opened()
 
     def client(self) -> Client:
         """It connects, and is not accepted yet."""

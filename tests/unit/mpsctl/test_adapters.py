@@ -277,13 +277,16 @@ def test_a_process_is_known_by_name_command_user_and_environment() -> None:
     assert not procfs.alive(child.pid)
 
 
-def test_a_process_is_roots_where_root_started_it_and_no_user_by_a_program_with_the_setuid_bit(tmp_path: Path) -> None:
-    setuid = tmp_path / "nvidia-cuda-mps-control"
-    shutil.copy("/bin/cat", setuid)
-    setuid.chmod(0o4755)
+@pytest.mark.parametrize(("bit", "asked"), [(0o4755, procfs.is_roots), (0o2755, procfs.has_roots_group)])
+def test_a_process_is_roots_where_root_started_it_and_no_user_by_a_bit_of_its_program(
+    tmp_path: Path, bit: int, asked: Callable[[int], bool]
+) -> None:
+    of_a_bit = tmp_path / "nvidia-cuda-mps-control"
+    shutil.copy("/bin/cat", of_a_bit)
+    of_a_bit.chmod(bit)
     tmp_path.chmod(0o755)
     root = os.geteuid() == 0
-    for program, user, expected in (("/bin/cat", None, root), (str(setuid), None, False), ("/bin/cat", 65534, False)):
+    for program, user, expected in (("/bin/cat", None, root), (str(of_a_bit), None, False), ("/bin/cat", 65534, False)):
         options = {"user": user, "group": user, "extra_groups": []} if root and user else {}
         child = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)  # type: ignore
         try:
@@ -292,11 +295,23 @@ def test_a_process_is_roots_where_root_started_it_and_no_user_by_a_program_with_
             child.stdin.write(b"x")
             child.stdin.flush()
             assert child.stdout.read(1) == b"x"
-            assert procfs.is_roots(child.pid) == expected
+            assert asked(child.pid) == expected
         finally:
             child.kill()
             child.wait()
-    assert not procfs.is_roots(child.pid)
+    assert not asked(child.pid)
+
+
+def test_a_server_of_roots_daemon_has_roots_group_whatever_its_user() -> None:
+    if os.geteuid():
+        pytest.skip("needs root")
+    child = subprocess.Popen(["/bin/sleep", "600"], user=65534, group=0, extra_groups=[])
+    try:
+        assert procfs.has_roots_group(child.pid)
+        assert not procfs.is_roots(child.pid)
+    finally:
+        child.kill()
+        child.wait()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ import pytest
 
 import door_world
 from door_world import CREDENTIALS, CUDA, GREETING, Ancillary, Client, World, credentials, open_descriptors
-from mpsctl.front_door import handshake
+from mpsctl.adapters.subordinate_ids import SubordinateIds
+from mpsctl.front_door import handshake, reception
 from mpsctl.front_door.bounds import Bounds, connections_that_fit
 from mpsctl.front_door.judge import Visitor
 
@@ -241,15 +242,81 @@ def test_who_is_one_too_many_is_greeted_and_closed_and_a_place_is_free_again_whe
 
 
 def test_there_is_an_end_to_all_users_connections(small: World) -> None:
-    first = small.process(uid=65534, connections=5, silent=True)
+    first = small.process(uid=65534, connections=4, silent=True)
     small.until(lambda: first.printed)
-    mine = [small.greeted() for _ in range(3)]
+    mine = [small.greeted() for _ in range(4)]
     small.rounds()
     surplus = small.client()
     small.until(lambda: surplus.ended)
     assert surplus.refused
     assert not any(one.ended for one in mine)
     assert small.judge.told == [("turned_away", os.getuid(), "too_many", 1)]
+
+
+def _comes(small: World, process: door_world.Process, said: bytes = b"") -> None:
+    small.until(lambda: process.printed and said in process.printed)
+    small.rounds()
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_users_who_have_all_places_make_room_for_each_other_user(small: World, silent: bool) -> None:
+    """Eight places of three users; then five more users come, one after the other, and then a sixth."""
+    for uid, connections in ((65001, 3), (65002, 3), (65003, 2)):
+        for _ in range(1 if silent else connections):
+            _comes(small, small.process(uid, connections if silent else 1, silent))
+    assert small.judge.told == []
+    for uid in range(65004, 65009):
+        newcomer = small.visitor_process(uid)
+        assert b"done" not in newcomer.printed
+        assert len(small.judge.told) == uid - 65003, "each takes one place"
+    assert {one[0] for one in small.judge.told} == {"turned_away" if silent else "refused"}
+    last = small.process(65009)
+    small.until(lambda: small.told("turned_away", 65009, "too_many", 1))
+    assert not any(small.told("turned_away", uid, "made_room", 1) for uid in range(65004, 65010))
+    last.kill()
+
+
+def test_no_connection_of_a_process_that_came_in_before_makes_room(small: World) -> None:
+    for _ in range(4):
+        small.visitor_process(65001)
+        small.visitor_process(65002)
+    first, second, third, *others = sorted(one.number for one in small.judge.visitors if one.uid == 65001)
+    small.judge.known.update({first, third, *others})
+    small.visitor_process(65003)
+    assert small.judge.told == [("refused", second, "made_room")]
+    small.judge.known.update(one.number for one in small.judge.visitors)
+    small.process(65004)
+    small.until(lambda: small.told("turned_away", 65004, "too_many", 1))
+
+
+def test_who_is_just_passed_on_makes_no_room(small: World) -> None:
+    """Nobody is judged meanwhile."""
+    small.daemon.greets = False
+    small.judge.let_in()
+    passed_on = small.visitor_process(65001)
+    small.until(lambda: small.daemon.accepted)
+    for uid in (*[65001] * 4, *[65002] * 3, *range(65003, 65008)):
+        _comes(small, small.process(uid), b"introduced")
+    (number,) = [one.number for one in small.judge.visitors if one.pid == passed_on.pid]
+    made_room = [one[1] for one in small.judge.told if one[-1] == "made_room"]
+    assert len(made_room) == 5
+    assert number not in made_room
+
+
+def test_the_subordinate_ids_of_a_person_are_one_holder(
+    small: World, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = root / "subuid"
+    table.write_text("root:60000:1000\nsomebody:65000:4\n")
+    monkeypatch.setattr(reception, "SubordinateIds", lambda: SubordinateIds(table))
+    small.reopen()
+    for uid in (65000, 65001, 65002, 65003, 65000):
+        small.visitor_process(uid)
+    small.process(65003)
+    small.until(lambda: small.told("turned_away", 65003, "too_many_of_user", 1))
+    for uid in (60000, 60001, 65004):  # root's are of different people
+        small.visitor_process(uid)
+    assert len(small.judge.told) == 1
 
 
 def test_no_more_connections_than_this_process_may_have_open() -> None:

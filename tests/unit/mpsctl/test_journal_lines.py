@@ -8,6 +8,7 @@ from typing import Iterator
 
 import pytest
 
+from converging import Fleet, conf
 from fakes import Host
 from mpsctl.adapters import journal, systemd
 from mpsctl.converge import ours
@@ -165,3 +166,16 @@ def test_systemds_release_is_told_by_its_own_library(root: Path, name: str, vers
     (root / name).parent.mkdir(parents=True)
     (root / name).touch()
     assert systemd.version(root) == version
+
+
+def test_each_step_of_a_run_is_one_line_with_its_instance(fleet: Fleet) -> None:
+    log = Log(fleet.host)
+    fleet.converge(_0=conf(fleet))
+    said = [one for one in log.read() if one["MPS_EVENT"] == "converge"]
+    assert any(one.get("MPS_INSTANCE") == "0" for one in said)
+    assert all(one["PRIORITY"] == journal.NOTICE and one["OBJECT_SYSTEMD_UNIT"].startswith("mps-") for one in said)
+    fleet.converge(_0=conf(fleet))
+    assert [one for one in log.read() if one["MPS_EVENT"] == "converge"] == [], "a second run does nothing"
+    fleet.check(_0=conf(fleet, DeviceMemoryLimit="6G"))
+    assert log.read() == []
+    log.close()

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import pytest
 
 from fakes import FakeDaemon, Host, uuid
-from mpsctl.adapters import procfs
+from mpsctl.adapters import hardware, procfs
 from mpsctl.adapters.systemd import Systemctl
 from mpsctl.checks.judgement import VERIFY
 from mpsctl.checks.report import report
 from mpsctl.cli.clients import why_left_over
 from mpsctl.model import duration
+from mpsctl.model.finding import CRITICAL, OK
 from mpsctl.observe import host as host_look
 from mpsctl.observe import leftovers
 from mpsctl.observe.leftovers import Found
@@ -165,6 +166,29 @@ def test_verify_and_clients_name_the_same_left_over_server(host: Host, daemon: F
     seen = host_look.look(host.world, deep=True)
     check = report(seen, VERIFY).check(None, "left-over-servers")
     assert check.facts["pids"] == [one.pid for one in look(host).left_over] == [pid]
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"gids": (1000,)},
+        {"gids": (1000, 0)},  # a member of the group root, in another one
+        {"gids": (0,), "container": "of-a-user-with-root's-group"},
+    ],
+)
+def test_a_process_that_merely_has_a_server_s_name_is_a_note_and_no_server(
+    host: Host, daemon: FakeDaemon, chosen: dict[str, Any]
+) -> None:
+    pid = host.process("nvidia-cuda-mps-server", "nvidia-cuda-mps-server")
+    for name, value in {"uid": 1000, **chosen}.items():
+        setattr(host.processes[pid], name, value)
+    check = report(host_look.look(host.world, deep=True), VERIFY).check(None, "left-over-servers")
+    assert (check.level, len(check.evidence), check.facts) == (OK, 1, {})
+    assert look(host).left_over == []
+    assert not hardware.is_server(pid), "nor is it one while a GPU is looked for that nobody uses"
+    host.nvml.others_mib[pid] = 66
+    processes = report(host_look.look(host.world, deep=True), VERIFY).check("0", "gpu-processes")
+    assert (processes.level, processes.facts) == (CRITICAL, {"pids": [pid]}), "as anybody outside MPS is"
 
 
 def test_a_daemon_that_does_not_answer_is_told_and_hides_no_left_over(host: Host, daemon: FakeDaemon) -> None:

@@ -11,7 +11,7 @@ import pytest
 from fakes import Host, h200, made_as_by_a_daemon, split_by_mig, uuid
 from mpsctl.adapters import hardware
 from mpsctl.lifecycle import prepare
-from mpsctl.model.errors import BadValue, NotInForce, NotReady
+from mpsctl.model.errors import BadValue, MpsctlError, NotInForce, NotReady
 from mpsctl.store import record, saved_compute_modes
 
 
@@ -145,6 +145,21 @@ def test_a_mode_that_is_the_desired_one_is_neither_set_nor_recorded(host: Host) 
     host.start()
     assert host.nvml.modes_set == []
     assert former(host) is None
+
+
+@pytest.mark.parametrize(("place", "blocked"), [("runtime", "a file"), ("runtime", "a link"), ("pipe", "a link")])
+def test_a_start_that_finds_its_directory_taken_leaves_the_compute_mode(host: Host, place: str, blocked: str) -> None:
+    host.desired(ComputeMode="exclusive_process")
+    at = host.places.runtime("0") if place == "runtime" else host.own()
+    at.parent.mkdir(parents=True, exist_ok=True)
+    if blocked == "a file":
+        at.write_text("somebody's")
+    else:
+        at.symlink_to("/tmp")
+    with pytest.raises((OSError, MpsctlError)):
+        prepare.prepare(host.world, "0")
+    assert host.nvml.gpu(0).compute_mode == "default"
+    assert host.nvml.modes_set == []
 
 
 def test_a_mode_that_is_not_managed_is_left_as_found(host: Host) -> None:
