@@ -240,7 +240,7 @@ def test_all_questions_to_one_daemon_share_five_seconds(live: Host) -> None:
     daemon.ask = slow  # type: ignore[assignment,method-assign]
     inside = live.world.hurried(live.world.now_s() + look.DAEMON_TIMEOUT_S)
     look.look(inside)
-    assert deadlines == [5, 3, 1]
+    assert deadlines == [5, 3]
 
 
 # -- files and permissions

@@ -47,6 +47,7 @@ READERS = {
     "adapters/rank.py": ["datetime"],  # a length of time, for torch
     "front_door/outlook.py": ["st_mtime_ns"],  # whether a file is another one
     "front_door/service.py": ["st_mtime_ns"],
+    "adapters/subordinate_ids.py": ["st_mtime_ns"],
 }
 TOLD_THE_TIME = {
     *("store/world.py", "observe/host.py", "observe/units.py", "checks/server_checks.py", "causes/host.py"),
