@@ -126,7 +126,7 @@ def _configure(hosts_: list[LabHost]) -> None:
 
 
 @contextmanager
-def watched(prefix: str, release: str = "bookworm", daemon: str = "550") -> Iterator[Watched]:
+def watched(prefix: str, release: str = "trixie", daemon: str = "555") -> Iterator[Watched]:
     """Two hosts with an instance on each of four GPUs, watched."""
     options = ("--hosts", "2", "--gpus", "4", "--release", release, "--daemon", daemon, "--standin-server")
     with hosts(prefix, *options, "--packages", "monitoring") as booted:

@@ -39,7 +39,12 @@ FAMILIES: tuple[Family, ...] = (
         "1 for each GPU and MIG device, with the index and model of its GPU; driver_version is empty if not told.",
     ),
     Family("mps_gpu_memory_total_bytes", GAUGE, _OF_GPU, "Memory of a GPU or MIG device."),
-    Family("mps_gpu_memory_used_bytes", GAUGE, _OF_GPU, "What is used of it, by whomever."),
+    Family(
+        "mps_gpu_memory_used_bytes",
+        GAUGE,
+        _OF_GPU,
+        "What is used of it, by whomever, the driver's own reserve included.",
+    ),
     Family(
         "mps_gpu_compute_mode",
         GAUGE,

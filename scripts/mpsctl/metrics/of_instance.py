@@ -110,6 +110,8 @@ def _door(found: Samples, one: InstanceFacts) -> None:
         found.add("mps_front_door_failed", int(failed), name)
         found.add("mps_front_door_restarts_total", door.service.restarts, name)
     found.choose("mps_front_door_admission", door.admission.state if door.admission else None, STATES, name)
+    if not door.notes.counts and door.notes.whole:  # nobody has come since boot
+        found.add(_COUNTED[front_door_notes.LET_IN], 0, name)
     for event, reasons in door.notes.counts.items():
         for reason, count in reasons.items() if event in _COUNTED else ():
             found.add(_COUNTED[event], count, name, *([] if event == front_door_notes.LET_IN else [reason]))

@@ -202,6 +202,14 @@ def test_what_the_door_counted(served: Host) -> None:
     assert found["mps_connections_turned_away_total mps_instance=0 reason=silent"] == 4
 
 
+def test_where_nobody_has_come_since_boot_the_count_begins_with_0_and_where_notes_are_lost_with_none(
+    served: Host,
+) -> None:
+    assert of(served)["mps_clients_let_in_total mps_instance=0"] == 0
+    front_door_notes.path(served.places, "0").write_text("damaged")
+    assert "mps_clients_let_in_total mps_instance=0" not in of(served)
+
+
 @pytest.mark.parametrize(
     "damage", ['{"counts": 3}', '{"counts": {"refused": {"drained": "x", "no-place": true, "a": -1}}}']
 )
