@@ -135,7 +135,7 @@ def _pid(text: str) -> int:
 
 
 def _terminate(world: World, options: argparse.Namespace, found: Found, pid: int) -> int:
-    from mpsctl.lifecycle import terminate
+    from mpsctl.lifecycle import acts, terminate
 
     target = next((one for rows in found.connected.values() for one in rows if one.client.pid == pid), None)
     if target is None:
@@ -152,6 +152,7 @@ def _terminate(world: World, options: argparse.Namespace, found: Found, pid: int
     instance = found.host.every[target.instance]
     daemon = terminate.running_daemon(world, instance, found.host.units[target.instance].main_pid)
     (ended,) = terminate.end(world, daemon, [(target.server, target.client)])
+    acts.tell(world, acts.END_CLIENT, f"{who}: {'; '.join(ended.steps) or ended.problem}", target.instance)
     if options.json:
         output.say_json({"instance": target.instance, **ended.as_json()})
     else:

@@ -13,6 +13,7 @@ from typing import Any, Sequence, TextIO
 from mpsctl.adapters import procfs
 from mpsctl.adapters.control_daemon import NotServed
 from mpsctl.cli import checked, output
+from mpsctl.lifecycle import acts
 from mpsctl.model import daemon_commands, daemon_environment
 from mpsctl.model.checked_values import check_timeout_s
 from mpsctl.model.errors import BadValue, NotReady
@@ -45,6 +46,9 @@ def control(world: World, options: argparse.Namespace) -> int:
         answers = _ask(world, options.instance, commands, timeout_s)
     except NotServed as error:
         return _not_served(options, error)
+    for command in commands:
+        if not command.startswith("get_"):
+            acts.tell(world, acts.CONTROL, f"`{command}` sent to the daemon", options.instance)
     warning = "" if not by_hand else _warning(options.instance, by_hand)
     if warning:
         output.say(f"mpsctl control: {warning}", stream=sys.stderr)

@@ -14,11 +14,12 @@ from mpsctl.model.names import HEALTH
 from mpsctl.observe.asked import unit_of
 from mpsctl.store.world import World
 
-DRAIN, UNDRAIN, END_CLIENT, END_DAEMON, CONVERGE, REFUSE = (
+DRAIN, UNDRAIN, END_CLIENT, END_DAEMON, CONTROL, CONVERGE, REFUSE = (
     "drain",
     "undrain",
     "end-client",
     "end-daemon",
+    "control",
     "converge",
     "refuse",
 )

@@ -254,6 +254,7 @@ def _end(world: World, found: Drained, daemon: Daemon, main_pid: int) -> None:
         said = "; ".join(one.steps) or "nothing was done"
         found.progress.append(f"{words.client(one.client)}: {said}" + (f"; {one.problem}" if one.problem else ""))
         world.say(f"{found.instance}: {found.progress[-1]}")
+        acts.tell(world, acts.END_CLIENT, found.progress[-1], found.instance)
     try:
         found.left = connected(Bounded(daemon, world.now_s, world.now_s() + _LAST_LOOK_S))
     except NotReady as error:

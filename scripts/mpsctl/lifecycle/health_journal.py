@@ -10,7 +10,7 @@ from typing import Iterator, Optional
 
 from mpsctl.adapters import journal
 from mpsctl.lifecycle.health import Health
-from mpsctl.model import foreign
+from mpsctl.model import duration, foreign
 from mpsctl.model.errors import MpsctlError
 from mpsctl.model.finding import CRITICAL, OK, UNKNOWN, WARNING, Check
 from mpsctl.model.names import HEALTH
@@ -31,18 +31,22 @@ def tell(world: World, done: Health) -> None:
         if told.due(before.get(key), check.level, now_s):
             remedy = f"; do: {check.remedy}" if check.remedy else ""
             _write(world, instance, check.name, check.level, f"{check.level}: {check.name}: {check.found}{remedy}")
-            known[key] = Told(check.level, now_s)
+            known[key] = Told(check.level, now_s, before[key].since_s if key in before else now_s)
         else:
             known[key] = before[key]
-    for (name, id_), _ in before.items():
+    for (name, id_), last in before.items():
         if (name, id_) not in known and (not name or name in done.report.instances):
-            _write(world, name or None, id_, OK, f"over: {id_} is ok again")
+            _write(world, name or None, id_, OK, f"over: {id_} is ok again, {_for(now_s - last.since_s)}")
     for name, actions in done.actions.items():
         for action in actions:
             _write(world, name, action.kind, WARNING, f"{action.kind}: {action.line}")
     if known != before:
         with suppress(OSError, MpsctlError):
             told.write(world.places, known)
+
+
+def _for(seconds: float) -> str:
+    return f"it was not for {duration.text(seconds)} of looks"
 
 
 def _amiss(done: Health) -> Iterator[tuple[Optional[str], Check]]:

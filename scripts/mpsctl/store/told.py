@@ -22,10 +22,12 @@ AGAIN_S = 3600.0
 
 @dataclass(frozen=True)
 class Told:
-    """The level that a check had when it was told last, ``at_s`` seconds after boot."""
+    """The level that a check had when it was told last, ``at_s`` seconds after boot; amiss it has been since
+    ``since_s``."""
 
     level: str
     at_s: float
+    since_s: float
 
 
 Key = tuple[str, str]
@@ -44,14 +46,14 @@ def read(places: Places) -> dict[Key, Told]:
     known: dict[Key, Told] = {}
     for entry in found if isinstance(found, list) else []:
         with suppress(TypeError, ValueError):
-            instance, check, level, at_s = entry
-            known[str(instance), str(check)] = Told(str(level), float(at_s))
+            instance, check, level, at_s, since_s = entry
+            known[str(instance), str(check)] = Told(str(level), float(at_s), float(since_s))
     return known
 
 
 def write(places: Places, known: Mapping[Key, Told]) -> None:
     """:raises OSError: if the disk takes no more."""
-    entries = [[*key, told.level, told.at_s] for key, told in known.items()]
+    entries = [[*key, told.level, told.at_s, told.since_s] for key, told in known.items()]
     files.write(path(places), json.dumps(entries) + "\n", lasting=False)
 
 

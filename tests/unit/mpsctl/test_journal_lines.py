@@ -10,12 +10,14 @@ import pytest
 
 from converging import Fleet, conf
 from fakes import Host
+from judging import SERVER
 from mpsctl.adapters import journal, systemd
 from mpsctl.converge import ours
 from mpsctl.converge.request import File
 from mpsctl.lifecycle import drain, health, health_journal
 from mpsctl.model.pattern import Pattern
 from mpsctl.store import configuration, told
+from shell import Shell
 
 
 class Log:
@@ -75,6 +77,21 @@ def test_what_is_new_is_told_once_with_its_unit_and_priority_and_when_it_is_over
     assert log.read() == []
 
 
+def test_the_end_says_how_long_it_was_amiss_whatever_was_told_between(live: Host, log: Log) -> None:
+    unit = live.systemd.unit("mps-control@0.service")
+    unit.enabled = False
+    look(live)
+    live.clock.pass_by(told.AGAIN_S + 1)
+    look(live)
+    assert told.read(live.places)["0", "unit-enabled"].since_s < told.read(live.places)["0", "unit-enabled"].at_s
+    unit.enabled = True
+    live.clock.pass_by(60)
+    log.read()
+    look(live)
+    (over,) = [one for one in log.read() if one["MPS_CHECK"] == "unit-enabled"]
+    assert "1 h" in over["MESSAGE"]
+
+
 def test_what_stays_is_told_again_after_an_hour(live: Host, log: Log) -> None:
     live.systemd.unit("mps-control@0.service").enabled = False
     look(live)
@@ -87,7 +104,7 @@ def test_what_stays_is_told_again_after_an_hour(live: Host, log: Log) -> None:
     assert "unit-enabled" in [one["MPS_CHECK"] for one in log.read()]
 
 
-@pytest.mark.parametrize("damage", ["3", "[3]", '[["0"]]', '[["0", "x", "critical", "soon"]]', "[[null]]"])
+@pytest.mark.parametrize("damage", ["3", "[3]", '[["0"]]', '[["0", "x", "critical", "soon", 1]]', "[[null]]"])
 def test_a_damaged_memory_tells_all_anew(live: Host, log: Log, damage: str) -> None:
     live.systemd.unit("mps-control@0.service").enabled = False
     told.path(live.places).write_text(damage)
@@ -106,6 +123,17 @@ def test_a_drain_and_its_end_say_who_and_why(live: Host, log: Log, monkeypatch: 
     assert [one["MPS_EVENT"] for one in log.read()] == ["undrain"]
     drain.undrain(live.world, "0")
     assert log.read() == [], "it was not drained"
+
+
+def test_who_ends_a_client_or_sends_a_command_is_told(live: Host, log: Log, mpsctl: Shell) -> None:
+    pid = live.running().servers[SERVER].clients[0]
+    live.running().on_quit = lambda: None
+    assert mpsctl("clients", "0", "--terminate", str(pid), "--yes") in (0, 4)
+    (said,) = [one for one in log.read() if one["MPS_EVENT"] == "end-client"]
+    assert (said["MPS_INSTANCE"], str(pid) in said["MESSAGE"]) == ("0", True)
+    assert mpsctl("control", "0", "set_default_device_pinned_mem_limit", "0", "8G") == 0
+    assert mpsctl("control", "0", "get_server_list") == 0
+    assert [one["MPS_EVENT"] for one in log.read()] == ["control"], "who only asks does nothing"
 
 
 def test_without_journald_nothing_is_waited_for(live: Host) -> None:
