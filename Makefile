@@ -23,7 +23,7 @@ demo: setup ## set everything up, boot a small fleet with simulated GPUs, put MP
 
 .PHONY: test
 test: setup lint unit ## everything that must hold: style, units, contracts, real systemd hosts
-	@$(MAKE) -j4 contract controllers molecule sentences  # they wait more than they compute
+	@$(MAKE) -j5 contract controllers attackers molecule sentences  # they wait more than they compute
 
 .PHONY: setup
 setup: $(VENV)/.complete ## install what the rest needs (apt packages, a Python environment in .venv)
@@ -52,8 +52,11 @@ sentences: setup ## no code reads a sentence: the unit tests of mpsctl with ever
 	CI=true MPSCTL_MESSAGES=ids pytest -q tests/unit/mpsctl
 
 .PHONY: controllers
-controllers: setup lab-parts ## whole lab hosts: the oldest and the newest Ansible; a rollout that stops; runs that are killed; attackers; a real GPU's stand-in
-	pytest -q -n 2 --dist loadfile tests/lab
+controllers: setup lab-parts ## whole lab hosts: the oldest and the newest Ansible; a rollout that stops; runs that are killed; a real GPU's stand-in
+	pytest -q -n 2 --dist loadfile tests/lab -m "not long"
+
+.PHONY: attackers
+attackers: setup lab-parts ## what a local user without rights can do, without what takes minutes (`make attack` has all)
 	pytest -q tests/attack -m "not long"
 
 .PHONY: attack
@@ -84,6 +87,7 @@ bench: setup lab-parts ## what a fleet-wide run costs, against a ping task and a
 .PHONY: soak
 soak: setup lab-parts ## the long trials: the front door under kills, killed runs, long rollouts, thousands of strings against real daemons
 	pytest -q tests/soak
+	pytest -q tests/lab -m long
 	MPS_ADMISSIONS=2500 pytest -q -n 2 tests/unit/mpsctl/test_door_places.py -k drift
 
 .PHONY: gpu-bundle

@@ -288,6 +288,7 @@ def test_a_transport_that_is_killed_while_its_bytes_travel_leaves_nothing(
 MOVED = "/run/moved-mps"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["refuse", "terminate"])
 def test_another_pipe_root_is_refused_while_somebody_works_and_leaves_nothing_behind(
     one: Fleet, host: DoorHost, policy: str
@@ -330,6 +331,7 @@ time.sleep(float(sys.argv[2]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reader", ["a daemon that goes on", "a stopped daemon"])
 def test_every_verb_ends_though_the_daemon_s_log_is_full(one: Fleet, host: DoorHost, reader: str) -> None:
     """Root fills the FIFO, which nobody reads; in the one case the daemon goes on and meets it full."""
