@@ -288,7 +288,6 @@ def test_a_transport_that_is_killed_while_its_bytes_travel_leaves_nothing(
 MOVED = "/run/moved-mps"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("policy", ["refuse", "terminate"])
 def test_another_pipe_root_is_refused_while_somebody_works_and_leaves_nothing_behind(
     one: Fleet, host: DoorHost, policy: str
