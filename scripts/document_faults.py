@@ -43,8 +43,8 @@ critical again. What each verb says is looked at in `mpsctl status`, `verify` an
 _ON_WHOLE_HOSTS = """\
 ## Hosts that change under their instances
 
-Tried on one lab host with 16 GPUs, beside the scenario; `make controllers` and `make soak` run them. Limits of memory are not enforced
-on lab hosts, so the kernel's own out-of-memory killer is not tried.
+Tried on one lab host with 16 GPUs, beside the scenario; `make controllers` and `make soak` run them. Limits of memory
+are not enforced on lab hosts, so the kernel's own out-of-memory killer is not tried.
 """
 _IN_UNITS = """\
 ## Not to be planted on a lab's host
