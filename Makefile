@@ -53,7 +53,7 @@ sentences: setup ## no code reads a sentence: the unit tests of mpsctl with ever
 
 .PHONY: controllers
 controllers: setup lab-parts ## whole lab hosts: the oldest and the newest Ansible; a rollout that stops; runs that are killed; a real GPU's stand-in
-	pytest -q -n 2 --dist loadfile tests/lab/test_whole_fleet.py tests/lab -m "not long"  # the longest one first
+	pytest -q -n 2 --dist loadfile tests/lab -m "not long"
 
 .PHONY: attackers
 attackers: setup lab-parts ## what a local user without rights can do, without what takes minutes (`make attack` has all)
