@@ -53,7 +53,7 @@ MENDED = (
 HOSTS = {"bookworm": "550", "trixie": "555"}
 
 
-@pytest.fixture(scope="module", params=HOSTS)
+@pytest.fixture(scope="module", params=["bookworm", pytest.param("trixie", marks=pytest.mark.long)])
 def one(request: pytest.FixtureRequest) -> Iterator[Fleet]:
     more = ("--release", request.param)
     with fleet(f"hurt-{request.param}", (HOSTS[request.param],), converged=False, more=more) as booted:
