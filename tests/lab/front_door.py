@@ -117,7 +117,9 @@ class DoorHost:
         return str(self.lab.facts["daemon"])
 
     def _ssh(self, command: str) -> list[str]:
-        shared = ("-o", "ControlMaster=auto", "-o", f"ControlPath={self.sockets}/%h", "-o", "ControlPersist=60")
+        # Of two that begin at once one is told that the other has the socket, which is no line of the host's.
+        options = ("LogLevel=FATAL", "ControlMaster=auto", f"ControlPath={self.sockets}/%h", "ControlPersist=60")
+        shared = [word for option in options for word in ("-o", option)]
         return ["ssh", "-F", self.lab.facts["ssh_config"], *shared, "-o", "BatchMode=yes", self.name, command]
 
     def disconnect(self) -> None:
