@@ -84,7 +84,6 @@ def gpus(host: DoorHost) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.long
 def test_sixteen_gpus(one: Fleet, host: DoorHost) -> None:
     """Fault: one instance has all 16 GPUs, or each GPU its own; the limits of all change; most instances go
 
