@@ -44,14 +44,16 @@ def _script(name: str) -> str:
 _STORM, _MOMENT, _CROWD = map(_script, ("front_door_storm.py", "front_door_moment.py", "front_door_crowd.py"))
 
 
-def until(holds: Callable[[], Any], what: str, within_s: float = LONG_S) -> Any:
-    """What ``holds`` says, once that is true."""
+def until(
+    holds: Callable[[], Any], what: str, within_s: float = LONG_S, told: Callable[[], object] = lambda: ""
+) -> Any:
+    """What ``holds`` says, once that is true; ``told`` is what to say more where it does not come about."""
     end_s = time.monotonic() + within_s
     while True:
         found = holds()
         if found:
             return found
-        assert time.monotonic() < end_s, f"not within {within_s:g} s: {what}"
+        assert time.monotonic() < end_s, f"not within {within_s:g} s: {what} {told()}"
         time.sleep(0.05)
 
 

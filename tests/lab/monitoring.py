@@ -10,13 +10,13 @@ import json
 import re
 import subprocess
 import sys
-import time
 import urllib.parse
 import urllib.request
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator
 
+from . import front_door
 from .conftest import LAB, PROJECT, LabHost, hosts
 from .rollout import Rollout
 
@@ -33,17 +33,9 @@ CLIENT = "/usr/lib/mps-lab/simulated_client.py"
 LOOKS = "mps-looks"
 
 
-def until(
-    holds: Callable[[], Any], what: str, told: Callable[[], object] = lambda: "", within_s: float = WITHIN_S
-) -> Any:
-    """Ask again and again until something holds; what it gave back then. ``told`` is what to say where it does not."""
-    end_s = time.monotonic() + within_s
-    while True:
-        found = holds()
-        if found:
-            return found
-        assert time.monotonic() < end_s, f"not so after {within_s:.0f} s: {what} {told()}"
-        time.sleep(0.5)
+def until(holds: Callable[[], Any], what: str, told: Callable[[], object] = lambda: "") -> Any:
+    """As ``front_door.until``, for as long as a look and an alert may take."""
+    return front_door.until(holds, what, WITHIN_S, told)
 
 
 def shortened(rules: str) -> str:

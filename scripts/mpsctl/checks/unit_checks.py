@@ -11,7 +11,6 @@ from mpsctl.model import duration
 from mpsctl.model.finding import CONVERGE, ENABLE, PERSON, RESTART, START, UNDRAIN, Reason
 from mpsctl.model.foreign import pasted, shown
 from mpsctl.observe.facts import InstanceFacts
-from mpsctl.store import record
 
 _RECENT_S = 3600
 NO_DAEMON = "no daemon runs"
@@ -106,14 +105,13 @@ def restarts(view: View) -> Finding:
         return unknown(words.unread(view.host.systemd_unread))
     one, unit, expected = view.one, view.one.unit, "a daemon that lasts"
     remedy = f"see why it ended: journalctl -b -u {pasted(unit.name)}"
-    lasts = one.in_force_s is not None and one.in_force_s >= record.STABLE_AFTER_S
-    if one.short_lives > 1 and not lasts:
+    if one.short_lives > 1 and not one.lasts:
         line = f"{one.short_lives} starts in a row did not last"
         return failed(line, expected, remedy, reasons=[Reason("daemon-went-away", line)])
     if not unit.restarts:
         return passed("never restarted by systemd")
     line = f"systemd restarted it {words.number(unit.restarts, 'time')}"
-    if unit.active_since_s is None or (one.in_force_s is None and not lasts):
+    if unit.active_since_s is None or one.in_force_s is None:
         return warned(line, expected, remedy, reasons=[Reason("daemon-went-away", line)])
     ago_s = max(0.0, view.host.now_s - unit.active_since_s)
     line += f", last {duration.text(ago_s)} ago"

@@ -62,31 +62,25 @@ class RemoveFile(Step):
         return (Statement(statement.FILE_REMOVED, name=str(self.path)),)
 
     @classmethod
-    def act(cls, steps: Sequence[RemoveFile], _: Context) -> None:
+    def act(cls, steps: Sequence[RemoveFile], context: Context) -> None:
+        del context
         for step in steps:
             step.path.unlink(missing_ok=True)
 
 
 @dataclass(eq=False, repr=False)
-class RemoveMetrics(Step):
-    """Remove the file of metrics where a node exporter finds it, with its record."""
+class RemoveMetrics(RemoveFile):
+    """Remove the file of metrics where a node exporter finds it, with its record; its numbers are no difference to
+    print."""
 
     kind = "remove-metrics"
-    path: Path
-    needs: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def text(self) -> str:
-        return f"remove {self.path}"
 
     def differences(self) -> list[Difference]:
         return [state(str(self.path), "present", "absent")]
 
-    def statements(self) -> tuple[Statement, ...]:
-        return (Statement(statement.FILE_REMOVED, name=str(self.path)),)
-
     @classmethod
-    def act(cls, _: Sequence[RemoveMetrics], context: Context) -> None:
+    def act(cls, steps: Sequence[RemoveFile], context: Context) -> None:
+        del steps  # there is one
         try:
             metrics_file.take_away(context.world.places)
         except (MpsctlError, OSError) as error:

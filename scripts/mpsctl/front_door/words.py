@@ -6,23 +6,7 @@ from typing import Mapping
 
 from mpsctl.store.front_door_notes import GAVE_UP, LET_IN, REFUSED
 
-(
-    LIMITS_NOT_IN_FORCE,
-    DAEMON_DOWN,
-    DRAINED,
-    ANOTHER_USER,
-    SERVER_STARTING,
-    SERVER_NOT_READY,
-    SERVER_FAULT,
-    SERVER_STOPPED,
-    DAEMON_SILENT,
-    DAEMON_STOPPED,
-    SESSION_HELD,
-    JAMMED,
-    CLIENT_ENDED,
-    NO_PLACE,
-    ENVIRONMENT,
-) = (
+WAITS = (
     "limits-not-in-force",
     "daemon-down",
     "drained",
@@ -42,33 +26,6 @@ from mpsctl.store.front_door_notes import GAVE_UP, LET_IN, REFUSED
 """What a visitor waits for."""
 
 (
-    STOPPED,
-    DISABLED,
-    MASKED,
-    NOT_FOUND,
-    SKIPPED,
-    FAILED,
-    NOT_IN_GROUP,
-    UNKNOWN_GREETING,
-    SERVER_ENDED,
-    OVER_EXPECTED,
-    LIMIT_BYPASS,
-) = (
-    "stopped",
-    "disabled",
-    "masked",
-    "not-found",
-    "skipped",
-    "failed",
-    "not-in-group",
-    "unknown-greeting",
-    "server-ended",
-    "over-expected",
-    "limit-bypass",
-)
-"""Why one is refused, beside DRAINED."""
-
-WAITS = (
     LIMITS_NOT_IN_FORCE,
     DAEMON_DOWN,
     DRAINED,
@@ -84,8 +41,22 @@ WAITS = (
     CLIENT_ENDED,
     NO_PLACE,
     ENVIRONMENT,
+) = WAITS
+
+_REASONS = (
+    "stopped",
+    "disabled",
+    "masked",
+    "not-found",
+    "skipped",
+    "failed",
+    "not-in-group",
+    "unknown-greeting",
+    "server-ended",
+    "over-expected",
+    "limit-bypass",
 )
-REFUSALS = (
+(
     STOPPED,
     DISABLED,
     MASKED,
@@ -97,8 +68,10 @@ REFUSALS = (
     SERVER_ENDED,
     OVER_EXPECTED,
     LIMIT_BYPASS,
-    DRAINED,
-    DAEMON_SILENT,
-)
+) = _REASONS
+
+REFUSALS = (*_REASONS, DRAINED, DAEMON_SILENT)
+"""Why one is refused."""
+
 COUNTED: Mapping[str, tuple[str, ...]] = {LET_IN: ("",), REFUSED: REFUSALS, GAVE_UP: WAITS}
 """What is counted from 0 on, before it happens: what becomes of a client, and the reasons."""

@@ -6,7 +6,7 @@ story. It carries the unit as ``OBJECT_SYSTEMD_UNIT``, which journalctl believes
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Mapping, Optional
 
 from mpsctl.adapters import journal, login
 from mpsctl.model import foreign
@@ -14,7 +14,8 @@ from mpsctl.model.names import HEALTH
 from mpsctl.observe.asked import unit_of
 from mpsctl.store.world import World
 
-DRAIN, UNDRAIN, END_CLIENT, END_DAEMON, CONTROL, CONVERGE, REFUSE = (
+HEALTH_LOOK, DRAIN, UNDRAIN, END_CLIENT, END_DAEMON, CONTROL, CONVERGE, REFUSE = (
+    "health",
     "drain",
     "undrain",
     "end-client",
@@ -33,15 +34,28 @@ def tell(
     """Write one act; ``why`` is what it was done for, empty where nobody said."""
     by = login.user()
     reason = f" ({why})" if why else ""
-    subject = f"{instance}: " if instance is not None else ""
+    more = {"MPS_BY": by, "MPS_WHY": why}
+    write(world, _IDENTIFIER, event, f"{what}, by {by}{reason}", instance, priority, more)
+
+
+def write(
+    world: World,
+    identifier: str,
+    event: str,
+    text: str,
+    instance: Optional[str],
+    priority: str,
+    more: Mapping[str, str],
+) -> None:
+    """Write one line of an instance, or where that is None of the host, under its unit. ``more`` are further fields;
+    those without a value are left out."""
     fields = {
-        "MESSAGE": foreign.line(f"{subject}{what}, by {by}{reason}"),
+        "MESSAGE": text if instance is None else f"{instance}: {text}",
         "PRIORITY": priority,
-        "SYSLOG_IDENTIFIER": _IDENTIFIER,
+        "SYSLOG_IDENTIFIER": identifier,
         "OBJECT_SYSTEMD_UNIT": HEALTH if instance is None else unit_of(instance),
         "MPS_EVENT": event,
         "MPS_INSTANCE": instance or "",
-        "MPS_BY": by,
-        "MPS_WHY": why,
+        **more,
     }
     journal.send(world.places, {name: foreign.line(value) for name, value in fields.items() if value})

@@ -9,12 +9,11 @@ from contextlib import suppress
 from typing import Iterator, Optional
 
 from mpsctl.adapters import journal
+from mpsctl.lifecycle import acts
 from mpsctl.lifecycle.health import Health
-from mpsctl.model import duration, foreign
+from mpsctl.model import duration
 from mpsctl.model.errors import MpsctlError
 from mpsctl.model.finding import CRITICAL, OK, UNKNOWN, WARNING, Check
-from mpsctl.model.names import HEALTH
-from mpsctl.observe.asked import unit_of
 from mpsctl.store import told
 from mpsctl.store.told import Key, Told
 from mpsctl.store.world import World
@@ -59,14 +58,6 @@ def _amiss(done: Health) -> Iterator[tuple[Optional[str], Check]]:
 
 
 def _write(world: World, instance: Optional[str], what: str, level: str, text: str) -> None:
-    fields = {
-        "MESSAGE": foreign.line(f"{'host' if instance is None else instance}: {text}"),
-        "PRIORITY": _PRIORITIES[level],
-        "SYSLOG_IDENTIFIER": "mps-health",
-        "OBJECT_SYSTEMD_UNIT": HEALTH if instance is None else unit_of(instance),
-        "MPS_EVENT": "health",
-        "MPS_CHECK": what,
-        "MPS_LEVEL": level,
-        **({"MPS_INSTANCE": instance} if instance is not None else {}),
-    }
-    journal.send(world.places, fields)
+    line = text if instance is not None else f"host: {text}"
+    more = {"MPS_CHECK": what, "MPS_LEVEL": level}
+    acts.write(world, "mps-health", acts.HEALTH_LOOK, line, instance, _PRIORITIES[level], more)

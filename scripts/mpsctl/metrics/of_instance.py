@@ -16,7 +16,7 @@ from mpsctl.model.shares import ALL
 from mpsctl.observe import process_facts
 from mpsctl.observe.door_facts import PENDING, UnitFacts
 from mpsctl.observe.facts import ClientFacts, GpuFacts, InstanceFacts, ServerFacts, Value
-from mpsctl.store import front_door_notes, record
+from mpsctl.store import front_door_notes
 from mpsctl.store.admission import STATES
 from mpsctl.store.desired_values import MEMORY_LIMIT, THREAD_PERCENTAGE
 
@@ -93,8 +93,7 @@ def _daemon(found: Samples, one: InstanceFacts, told: bool) -> None:
     asked = up and (one.answer.complete or one.unresponsive)
     found.add("mps_daemon_answers", int(one.answer.complete) if asked else None, one.name)
     found.add("mps_daemon_restarts_total", one.unit.restarts, one.name)
-    lasts = one.in_force_s is not None and one.in_force_s >= record.STABLE_AFTER_S
-    found.add("mps_daemon_short_lives", 0 if lasts else one.short_lives, one.name)
+    found.add("mps_daemon_short_lives", 0 if one.lasts else one.short_lives, one.name)
 
 
 def _door(found: Samples, one: InstanceFacts) -> None:

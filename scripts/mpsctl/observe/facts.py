@@ -16,6 +16,7 @@ from mpsctl.model.gpu import Device, Gpu, Load
 from mpsctl.model.instance import Instance
 from mpsctl.observe.door_facts import DoorFacts, RoomFacts, UnitFacts, Waiting
 from mpsctl.observe.process_facts import GpuProcess, Obstacle
+from mpsctl.store import record
 from mpsctl.store.desired_values import DesiredValue
 from mpsctl.store.drains import Drain
 
@@ -336,6 +337,11 @@ class InstanceFacts:
     @property
     def active(self) -> bool:
         return self.unit.active
+
+    @property
+    def lasts(self) -> bool:
+        """Whether this start has lasted so long that it is none of a loop of crashes."""
+        return self.in_force_s is not None and self.in_force_s >= record.STABLE_AFTER_S
 
     @property
     def pid(self) -> int:

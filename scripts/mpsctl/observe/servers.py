@@ -79,7 +79,6 @@ def _ask_of_servers(common: OfDaemon, pids: Sequence[int]) -> dict[str, list[str
     commands = []
     for pid in pids:
         getters = [one.getter for one in desired_values.values(common.desired, common.known, str(pid))]
-        # A percentage between lists tells them apart.
         commands += [control.status_of(pid), *getters, control.clients_command(pid)]
     return dict(zip(commands, common.daemon.ask(commands))) if commands else {}
 
