@@ -75,6 +75,7 @@ def request(values: Mapping[str, Any], places: Mapping[str, str], build: str, at
         "instances": [{"name": entry["name"], "conf": _conf(values, entry)} for entry in entries or ()],
         "instance_per_gpu": _conf(values, {"gpus": [EACH]}) if entries is None else None,
         "selinux_module": _selinux_module() if typed[f"{PREFIX}selinux_module"] else None,
+        "cdi": typed[f"{PREFIX}cdi"],
         # What a run may do, and nothing that a host is to be: it stands in no file there.
         **{key: values[PREFIX + key] for key in POLICY},
         **({"atomic": True} if atomic else {}),

@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Iterator, Optional, Sequence
 
-from mpsctl.converge import consent, mode_changes, ours, policy_steps, remains_steps, statement
+from mpsctl.converge import cdi_steps, consent, mode_changes, ours, policy_steps, remains_steps, statement
 from mpsctl.converge.door_steps import OpenFrontDoor, TakeFrontDoorAway
 from mpsctl.converge.file_steps import InstallProgram, WriteFile, differs, masked, text_of
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
@@ -52,6 +52,7 @@ def steps(found: Situation, program: Optional[Path]) -> list[Step]:
     """The plan. ``program`` is the file this program runs from, None where it is not to be installed."""
     writes = list(_writes(found))
     policy = list(policy_steps.steps(found.world, found.request.selinux_module))
+    containers = list(cdi_steps.steps(found.world, found.request.cdi, _kept(found)))
     enables, doors = list(_enables(found)), list(_doors(found))
     removals, restarts = list(_removals(found)), list(_restarts(found))
     _note_what_they_wait_for(found, restarts)
@@ -66,6 +67,7 @@ def steps(found: Situation, program: Optional[Path]) -> list[Step]:
     return [
         *InstallProgram.where_it_differs(found.world, program),
         *writes,
+        *containers,
         *(step for step in policy if isinstance(step, LoadPolicy)),
         *enables,
         *_systemd_reload(found, writes, enables),
@@ -100,6 +102,12 @@ def _writes(found: Situation) -> Iterator[WriteFile]:
             yield WriteFile(
                 file, instance.name, live=beyond is None, beyond_limits=beyond or "", changes=tuple(changes)
             )
+
+
+def _kept(found: Situation) -> list[Instance]:
+    """The instances that the host has after the run: the desired ones, and those whose GPU is gone for now."""
+    missing = [_former(found.world, name) for name in found.gpu_missing]
+    return [*found.desired.instances, *(one for one in missing if one is not None)]
 
 
 def _former(world: World, name: str) -> Optional[Instance]:
