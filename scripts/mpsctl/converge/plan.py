@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Iterator, Optional, Sequence
 
-from mpsctl.converge import consent, mode_changes, ours, policy_steps, remains_steps, statement
+from mpsctl.converge import client_steps, consent, mode_changes, ours, policy_steps, remains_steps, statement
 from mpsctl.converge.door_steps import OpenFrontDoor, TakeFrontDoorAway
 from mpsctl.converge.file_steps import InstallProgram, WriteFile, differs, masked, text_of
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
@@ -54,6 +54,9 @@ def steps(found: Situation, program: Optional[Path]) -> list[Step]:
     policy = list(policy_steps.steps(found.world, found.request.selinux_module))
     enables, doors = list(_enables(found)), list(_doors(found))
     removals, restarts = list(_removals(found)), list(_restarts(found))
+    if not found.request.atomic:  # a change of limits is no change for what clients export
+        moving = {step.desired.name: step.moves_from for step in restarts}
+        writes += client_steps.environment_files(found, moving)
     _note_what_they_wait_for(found, restarts)
     request = found.request
     ordered = consent.order(
