@@ -11,7 +11,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Iterator, Optional, Sequence
 
-from mpsctl.converge import cdi_steps, consent, mode_changes, ours, policy_steps, remains_steps, statement
+from mpsctl.converge import (
+    cdi_steps,
+    client_steps,
+    consent,
+    mode_changes,
+    ours,
+    policy_steps,
+    remains_steps,
+    statement,
+)
 from mpsctl.converge.door_steps import OpenFrontDoor, TakeFrontDoorAway
 from mpsctl.converge.file_steps import InstallProgram, WriteFile, differs, masked, text_of
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
@@ -52,9 +61,13 @@ def steps(found: Situation, program: Optional[Path]) -> list[Step]:
     """The plan. ``program`` is the file this program runs from, None where it is not to be installed."""
     writes = list(_writes(found))
     policy = list(policy_steps.steps(found.world, found.request.selinux_module))
-    containers = list(cdi_steps.steps(found.world, found.request.cdi, _kept(found)))
     enables, doors = list(_enables(found)), list(_doors(found))
     removals, restarts = list(_removals(found)), list(_restarts(found))
+    containers: list[Step] = []
+    if not found.request.atomic:  # a change of limits is no change for what clients export
+        moving = {step.desired.name: step.moves_from for step in restarts}
+        writes += client_steps.environment_files(found, moving)
+        containers += cdi_steps.steps(found.world, found.request.cdi, _kept(found))
     _note_what_they_wait_for(found, restarts)
     request = found.request
     ordered = consent.order(

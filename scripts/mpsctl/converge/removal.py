@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, Mapping, Optional, Sequence
+from typing import Collection, Iterator, Mapping, Optional, Sequence
 
 from mpsctl.adapters import hardware, systemd
 from mpsctl.checks import words
@@ -151,7 +151,7 @@ def _steps(found: _Found, on_clients: str, drain_timeout_s: int) -> list[Step]:
         *([StopHelpers(helpers, _timer_link(world.places), needs)] if helpers else []),
         *removals,
         *_modes(found, needs),
-        *(RemoveFile(path, needs) for path in found.units),
+        *(RemoveFile(path, needs) for path in [*found.units, *_variables(world.places, instances)]),
         *cdi_steps.removal(world, needs),
         *_remains(found, needs),
         *_metrics(world, needs),
@@ -164,6 +164,15 @@ def _steps(found: _Found, on_clients: str, drain_timeout_s: int) -> list[Step]:
     steps += [*unload, *directories, *program]
     withhold(steps, {name: Occupied() for name in found.theirs})
     return consent.order(world, steps, instances, on_clients, drain_timeout_s)
+
+
+def _variables(places: Places, instances: Collection[str]) -> Iterator[Path]:
+    """Files of variables of ours that no instance has any more: the others go with theirs."""
+    mine = {places.client_environment(name) for name in instances}
+    if places.configuration.is_dir():
+        yield from (
+            path for path in sorted(places.configuration.glob("*.env")) if path not in mine and ours.is_ours(path)
+        )
 
 
 def _timer_link(places: Places) -> Path:

@@ -30,6 +30,11 @@ class Places:
     def conf(self, instance: str) -> Path:
         return self.configuration / f"{instance}.conf"
 
+    def client_environment(self, instance: str) -> Path:
+        """What clients of an instance export, for everyone to read. It stands from boot on, before the first start: a
+        user's own services are not ordered behind the system's."""
+        return self.configuration / f"{instance}.env"
+
     @property
     def cdi(self) -> Path:
         """What tells container engines of the instances, beside other vendors' files."""

@@ -65,7 +65,8 @@ def _partial_files(world: World) -> Iterator[Path]:
     for name in UNIT_FILES:
         yield from _begun(files.partial_files(places.units, name), _OF_TEXT)
     yield from _begun(files.partial_files(places.program.parent, places.program.name), _OF_PROGRAM)
-    yield from _begun(files.partial_files(places.configuration, "*.conf"), _OF_TEXT)
+    for pattern in ("*.conf", "*.env"):
+        yield from _begun(files.partial_files(places.configuration, pattern), _OF_TEXT)
     yield from _begun(files.partial_files(places.cdi.parent, places.cdi.name), _OF_TEXT)
     for directory in (
         places.state,
