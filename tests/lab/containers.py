@@ -62,7 +62,7 @@ class Host:
     def engine_run(self, name: str, options: str, command: str = "--hold forever") -> None:
         """Begin a container that stays; its engine brings it back where it can."""
         net = "--network none" if self.engine == DOCKER else ""
-        self.run(f"{self.engine} run -d --name {name} {net} --restart always {options} {IMAGE} {command}")
+        self.run(f"{self.engine} run -d --name {name} {net} --restart always --stop-timeout 1 {options} {IMAGE} {command}")
 
     def write(self, path: str, text: str) -> None:
         self.run(f"mkdir -p {shlex.quote(path.rpartition('/')[0])} && cat >{shlex.quote(path)}", text)

@@ -3,6 +3,8 @@ daemon's own log, and again after a stop and start of MPS, after a converge and 
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Iterator
 
 import pytest
@@ -52,7 +54,7 @@ def _without_network(text: str) -> str:
 
 def _compose(host: Host) -> None:
     """Two projects, as the docs have them; the one by CDI is root's."""
-    no_network = "    network_mode: none\n    restart: always\n"
+    no_network = "    network_mode: none\n    stop_grace_period: 1s\n    restart: always\n"
     text = example(
         "compose.yaml", lambda text: text.replace("    restart: always\n", no_network).replace("mps-0", "mps-1")
     )
@@ -112,6 +114,21 @@ def reboot(host: Host) -> None:
     until(is_back, "the host is back")
 
 
+def taken_off_before_its_end(host: Host, unit: str, name: str, form: tuple[str, int]) -> None:
+    """A stop has the daemon take the unit's client off, and this before the client's process gets a signal."""
+    instance, uid = form
+    pid = host.arrived(name, instance, uid)
+    host.run(f"systemctl stop {unit}")
+    log = host.run(f"journalctl -b -q -o cat -t mps-control@{instance}")
+    assert re.search(rf"terminate_client \d+ {pid}\b", log), log
+    said = host.run(f"journalctl -b -q -o json MPS_EVENT=end-client MPS_INSTANCE={instance}").splitlines()
+    assert f"client {pid} (" in str(json.loads(said[-1])["MESSAGE"]), said[-1]
+    ended_with = host.run(f"systemctl show --value -p ExecMainStatus {unit}").strip()
+    assert ended_with == "7", "it lost its server and ended by itself, no signal ended it"
+    host.run(f"systemctl start {unit}")
+    host.arrived(name, instance, uid, not_=pid)
+
+
 def test_each_form_of_docker_arrives(docker: Host) -> None:
     all_arrived(docker, OF_DOCKER, {})
 
@@ -127,6 +144,10 @@ def test_docker_over_a_converge(docker: Host) -> None:
 def test_the_doctor_finds_nothing_amiss_in_a_docker_container_by_cdi(docker: Host) -> None:
     docker.run("docker inspect run-both >/root/both.json")
     assert "nothing found" in docker.run("mpsctl doctor --container /root/both.json")
+
+
+def test_a_unit_around_docker_takes_its_client_off_first(docker: Host) -> None:
+    taken_off_before_its_end(docker, "docker-api", "api", ("0", 0))
 
 
 def test_docker_after_a_reboot_but_for_the_engines_own_containers_by_cdi(docker: Host) -> None:
@@ -146,6 +167,11 @@ def test_quadlets_arrive(podman: Host) -> None:
 
 def test_quadlets_over_a_stop_and_start_of_mps(podman: Host) -> None:
     stop_and_start(podman, OF_PODMAN)
+
+
+@pytest.mark.parametrize(("unit", "form"), [("api", ("0", 0)), ("words", ("1", OWNER))])
+def test_a_quadlet_takes_its_client_off_first(podman: Host, unit: str, form: tuple[str, int]) -> None:
+    taken_off_before_its_end(podman, unit, f"systemd-{unit}", form)
 
 
 def test_quadlets_over_a_converge_and_a_reboot(podman: Host) -> None:

@@ -14,10 +14,14 @@ from mpsctl.model.costs import driver_branch
 from mpsctl.model.daemon_environment import PIPE_DIRECTORY
 from mpsctl.model.errors import BadValue
 from mpsctl.model.instance import Instance
+from mpsctl.model.places import PROGRAM
 
 ANONYMOUS_MEMORY_FROM = 580
 """Servers of driver 580 say "anonymous shared memory region", and their clients need neither the host's IPC namespace
 nor its /dev/shm (H200). Earlier ones name regions of /dev/shm; with those nothing else than the host's was tried."""
+
+EVICT_UNIT = f"{PROGRAM} evict --unit %n"
+"""In a unit's ExecStop=: its clients are taken off by the daemons before the first signal. Only root's may do so."""
 
 NVIDIA_KIND = "nvidia.com/gpu"
 """Devices of NVIDIA's own specification, which nvidia-ctk writes."""
@@ -132,6 +136,8 @@ def quadlet(way: Way) -> str:
         f"Environment={PIPE_DIRECTORY}={way.public}",
         *([] if way.group_id is None else [f"PodmanArgs=--group-add={way.group_id}"]),
         *(["PodmanArgs=--ipc=host"] if way.host_ipc else []),
+        "[Service]",
+        f"ExecStop=-{EVICT_UNIT}",
     ]
     return "\n".join(lines)
 

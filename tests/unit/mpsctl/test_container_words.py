@@ -106,7 +106,8 @@ def test_a_quadlets_lines() -> None:
     parser = configparser.ConfigParser(strict=False, delimiters=("=",), interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read_string(text)
-    assert parser.sections() == ["Container"]
+    assert parser.sections() == ["Container", "Service"]
+    assert parser["Service"]["ExecStop"] == "-/usr/local/bin/mpsctl evict --unit %n"
     lines = [line for line in text.splitlines() if not line.startswith("[")]
     assert lines == [
         f"AddDevice=nvidia.com/gpu={uuid(0)}",
@@ -115,6 +116,7 @@ def test_a_quadlets_lines() -> None:
         f"Environment=CUDA_MPS_PIPE_DIRECTORY={PUBLIC}",
         "PodmanArgs=--group-add=7",
         "PodmanArgs=--ipc=host",
+        "ExecStop=-/usr/local/bin/mpsctl evict --unit %n",
     ]
 
 
