@@ -25,11 +25,15 @@ DOCKER, PODMAN = "docker", "podman"
 
 _IMAGE = r"""
 set -eu -f
+umask 022
 python=$(readlink -f /usr/bin/python3); library=usr/lib/${python##*/}
 needed=$(ldd "$python" | grep -o '/[^ ]*' | sort -u)
 without="--exclude=*/test --exclude=*/__pycache__ --exclude=*/config-*"
-tar --create --dereference $without -C / -f /root/client.tar bin/busybox usr/bin/python3 "$library" \
-  usr/lib/mps-lab/simulated_client.py $(for one in $needed; do echo "${one#/}"; done)
+mkdir /root/image
+tar --create --dereference $without -C / bin/busybox usr/bin/python3 "$library" usr/lib/mps-lab/simulated_client.py \
+  $(for one in $needed; do echo "${one#/}"; done) | tar --extract -C /root/image
+tar --create -C /root/image -f /root/client.tar .
+rm -r /root/image
 """
 """What the lab's simulated client needs of the host's own root."""
 _ENTRYPOINT = 'ENTRYPOINT ["/usr/bin/python3","-IS","/usr/lib/mps-lab/simulated_client.py"]'
@@ -62,7 +66,9 @@ class Host:
     def engine_run(self, name: str, options: str, command: str = "--hold forever") -> None:
         """Begin a container that stays; its engine brings it back where it can."""
         net = "--network none" if self.engine == DOCKER else ""
-        self.run(f"{self.engine} run -d --name {name} {net} --restart always --stop-timeout 1 {options} {IMAGE} {command}")
+        self.run(
+            f"{self.engine} run -d --name {name} {net} --restart always --stop-timeout 1 {options} {IMAGE} {command}"
+        )
 
     def write(self, path: str, text: str) -> None:
         self.run(f"mkdir -p {shlex.quote(path.rpartition('/')[0])} && cat >{shlex.quote(path)}", text)
