@@ -29,7 +29,7 @@ _OF_KUBERNETES = {
     "gpu-kubelet-plugin"[:_COMM_LENGTH]: "NVIDIA's DRA driver, which starts control daemons and sets compute modes for"
     " claims that ask for MPS",
 }
-"""Managers of MPS by the names of their processes, as the kernel cuts them (k8s-device-plugin, dra-driver-nvidia-gpu)."""
+"""Managers of MPS by the names of their processes, as the kernel cuts them."""
 _KUBERNETES_PLACES = {
     "run/nvidia/mps/*/*/pipe": "where the device plugin's MPS sharing has a control daemon",
     "var/lib/kubelet/plugins/gpu.nvidia.com/dra.sock": "the socket of NVIDIA's DRA driver",
