@@ -68,6 +68,8 @@ def steps(found: Situation, program: Optional[Path]) -> list[Step]:
         moving = {step.desired.name: step.moves_from for step in restarts}
         writes += client_steps.environment_files(found, moving)
         containers += cdi_steps.steps(found.world, found.request.cdi, _kept(found))
+    writes += client_steps.writes(found)
+    taken_off = list(client_steps.removals(found))
     _note_what_they_wait_for(found, restarts)
     request = found.request
     ordered = consent.order(
@@ -81,9 +83,10 @@ def steps(found: Situation, program: Optional[Path]) -> list[Step]:
         *InstallProgram.where_it_differs(found.world, program),
         *writes,
         *containers,
+        *taken_off,
         *(step for step in policy if isinstance(step, LoadPolicy)),
         *enables,
-        *_systemd_reload(found, writes, enables),
+        *_systemd_reload(found, [*writes, *taken_off], enables),
         *doors,
         *_doors_that_go(found),
         *_reloads(found, [step.instance for step in doors]),
@@ -188,10 +191,13 @@ def _doors_that_go(found: Situation) -> Iterator[TakeFrontDoorAway]:
             yield TakeFrontDoorAway(door.unit, Path(instance.pipe_directory), instance.name)
 
 
-def _systemd_reload(found: Situation, writes: Sequence[WriteFile], enables: Sequence[Enable]) -> list[Step]:
-    stale = any(unit.needs_daemon_reload for unit in _units(found))
-    written = any(step.due and step.file.path.is_relative_to(found.world.places.units) for step in writes)
-    return [ReloadSystemd()] if stale or written or any(step.due for step in enables) else []
+def _systemd_reload(found: Situation, changes: Sequence[Step], enables: Sequence[Enable]) -> Iterator[Step]:
+    places = found.world.places
+    stale = any(unit.needs_daemon_reload for unit in _units(found)) or any(step.due for step in enables)
+    if stale or client_steps.reloads(places.units, changes):
+        yield ReloadSystemd()
+    if client_steps.reloads(places.user_units, changes):
+        yield client_steps.ReloadUserManagers()
 
 
 def _removals(found: Situation) -> Iterator[StopAndRemoveInstance]:

@@ -13,7 +13,7 @@ from typing import Collection, Iterator, Mapping, Optional, Sequence
 
 from mpsctl.adapters import hardware, systemd
 from mpsctl.checks import words
-from mpsctl.converge import cdi_steps, consent, ours, own_folders, policy_steps, walk
+from mpsctl.converge import cdi_steps, client_steps, consent, ours, own_folders, policy_steps, walk
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.file_steps import RemovePartialFile
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
@@ -153,6 +153,7 @@ def _steps(found: _Found, on_clients: str, drain_timeout_s: int) -> list[Step]:
         *_modes(found, needs),
         *(RemoveFile(path, needs) for path in [*found.units, *_variables(world.places, instances)]),
         *cdi_steps.removal(world, needs),
+        *_drop_ins(world.places, needs),
         *_remains(found, needs),
         *_metrics(world, needs),
     ]
@@ -173,6 +174,14 @@ def _variables(places: Places, instances: Collection[str]) -> Iterator[Path]:
         yield from (
             path for path in sorted(places.configuration.glob("*.env")) if path not in mine and ours.is_ours(path)
         )
+
+
+def _drop_ins(places: Places, needs: Mapping[str, str]) -> list[Step]:
+    """Those of units that are wired to an instance: where an instance stays, they stay with it."""
+    steps: list[Step] = [client_steps.RemoveDropIn(path, needs) for path in client_steps.present(places)]
+    if client_steps.reloads(places.user_units, steps):
+        steps.append(client_steps.ReloadUserManagers(needs))
+    return steps
 
 
 def _timer_link(places: Places) -> Path:

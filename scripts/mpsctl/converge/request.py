@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, TypeVar
 
 from mpsctl.model.checked_values import DRAIN_TIMEOUT_S, REFUSE, check_on_clients, check_timeout_s
+from mpsctl.model.client_unit import ClientUnit, check_clients
 from mpsctl.model.errors import BadValue
 from mpsctl.model.foreign import quoted
 
@@ -51,6 +52,8 @@ class Request:
     """whether container engines are told of the instances (CDI); where they are not, a file of ours goes"""
     remove: bool = False
     """everything of ours is to go instead"""
+    clients: tuple[ClientUnit, ...] = ()
+    """units that are wired to an instance; drop-ins of ours of other units go"""
 
     @classmethod
     def from_json(cls, data: Any) -> Request:
@@ -74,6 +77,7 @@ class Request:
             _module(data),
             _flag(data, "cdi"),
             _flag(data, "remove"),
+            _checked(data, "clients", check_clients, ()),
         )
 
 

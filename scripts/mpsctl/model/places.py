@@ -13,6 +13,10 @@ FINGERPRINT = "# Managed by mps-fleet"
 """The beginning of the first line of every file that is ours; others are left alone."""
 
 
+CLIENT_DROP_IN, INSTANCE_DROP_IN = "mps-fleet.conf", "mps-fleet-clients.conf"
+"""The drop-ins of ours: of a unit that is wired to an instance, and of an instance that starts such units."""
+
+
 @dataclass(frozen=True)
 class Places:
     """The directories that this program uses; ``root`` moves all of them, for tests."""
@@ -43,6 +47,11 @@ class Places:
     @property
     def units(self) -> Path:
         return self.root / "etc/systemd/system"
+
+    @property
+    def user_units(self) -> Path:
+        """The units of every user's own manager."""
+        return self.root / "etc/systemd/user"
 
     def runtime(self, instance: str) -> Path:
         """Ours alone, gone at reboot: the daemon's environment, marks, locks."""
