@@ -12,7 +12,9 @@ import re
 import shlex
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Callable, Iterator, Optional
+from functools import partial
+from types import MappingProxyType
+from typing import Callable, Iterator, Mapping, Optional, Sequence
 
 from .conftest import PROJECT, LabHost, hosts
 from .front_door import until
@@ -168,3 +170,59 @@ def host(prefix: str, engine: str, release: str) -> Iterator[Host]:
         else:
             _podman(lab)
         yield found
+
+
+Form = tuple[str, str, int]
+"""A container, with the instance and the user that it is to arrive at and as."""
+
+
+def all_arrived(host: Host, forms: Sequence[Form], not_: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
+    """Wait for each to arrive, as another process than ``not_``; the processes."""
+    return {name: host.arrived(name, instance, uid, not_.get(name, 0)) for name, instance, uid in forms}
+
+
+def stop_and_start(host: Host, forms: Sequence[Form]) -> None:
+    """MPS is stopped long enough for each client to end and to be refused several times, and started."""
+    before = all_arrived(host, forms)
+    host.mps("stop")
+    for instance in {instance for _, instance, _ in forms}:
+        until(partial(_refused, host, instance, 3), f"clients of {instance} are refused")
+    host.mps("start")
+    all_arrived(host, forms, before)
+
+
+def _refused(host: Host, instance: str, times: int) -> bool:
+    """Whether an instance's front door has refused clients so many times."""
+    log = host.run(f"journalctl -b -q -o cat -t mps-front-door@{instance} MPS_EVENT=refused")
+    return len(log.splitlines()) >= times
+
+
+def a_converge_changes_nothing(host: Host, forms: Sequence[Form]) -> None:
+    before = all_arrived(host, forms)
+    assert "changed=1" not in host.converge()
+    assert {name: host.pid(name) for name, _, _ in forms} == before
+
+
+def reboot(host: Host) -> None:
+    boot = host.run("cat /proc/sys/kernel/random/boot_id")
+    host.run("systemctl reboot", check=False)
+
+    def is_back() -> bool:
+        said = host.run("cat /proc/sys/kernel/random/boot_id", check=False)
+        return said != boot and len(said.split()) == 1
+
+    until(is_back, "the host is back")
+
+
+def taken_off_before_its_end(host: Host, unit: str, name: str, instance: str, uid: int) -> None:
+    """A stop has the daemon take the unit's client off, and this before the client's process gets a signal."""
+    pid = host.arrived(name, instance, uid)
+    host.run(f"systemctl stop {unit}")
+    log = host.run(f"journalctl -b -q -o cat -t mps-control@{instance}")
+    assert re.search(rf"terminate_client \d+ {pid}\b", log), log
+    said = host.run(f"journalctl -b -q -o json MPS_EVENT=end-client MPS_INSTANCE={instance}").splitlines()
+    assert f"client {pid} (" in str(json.loads(said[-1])["MESSAGE"]), said[-1]
+    ended_with = host.run(f"systemctl show --value -p ExecMainStatus {unit}").strip()
+    assert ended_with == "7", "it lost its server and ended by itself, no signal ended it"
+    host.run(f"systemctl start {unit}")
+    host.arrived(name, instance, uid, not_=pid)

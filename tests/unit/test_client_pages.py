@@ -1,7 +1,7 @@
 """The examples of docs/clients: what the pages say of them holds, and every one is named by a page.
 
-Those for containers are run by tests/lab/test_containers.py. No cluster is tried: here pods are held against the fields
-that Kubernetes has, and against what the instance needs.
+Those for containers are run by tests/lab. No cluster is tried: here pods are held against the fields that Kubernetes
+has, and against what the instance needs.
 """
 
 from __future__ import annotations
