@@ -76,8 +76,18 @@ def verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allocate", action="store_true", help="with it: try its limit, and run a small kernel")
 
 
+def _name_or_gpu(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("instance", metavar="INSTANCE", nargs="?", help="the name behind the @ of its unit")
+    parser.add_argument("--gpu", metavar="REF", help="the instance that serves this GPU, by index, UUID or PCI address")
+
+
+def ready(parser: argparse.ArgumentParser) -> None:
+    _name_or_gpu(parser)
+    parser.add_argument("--wait", metavar="S", help="wait so many seconds at most until it is so")
+
+
 def env(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("instance", metavar="INSTANCE")
+    _name_or_gpu(parser)
     parser.add_argument(
         "--hints", action="store_true", help="add, as comments, what frameworks must be told (shell, systemd)"
     )
@@ -93,6 +103,20 @@ def clients(parser: argparse.ArgumentParser) -> None:
     name_any(parser)
     parser.add_argument("--terminate", metavar="PID", help="end this client: by the daemon first, then its process")
     parser.add_argument("--yes", action="store_true", help="do not ask before; needed where there is no terminal")
+
+
+def evict(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--unit", metavar="UNIT", help="all processes of this unit, as api.service or job@7.service")
+    what.add_argument("--container", metavar="ID", help="all processes of this container, by its id")
+    what.add_argument("--pid", metavar="PID", help="this process and all that it started")
+    parser.add_argument("--user", metavar="USER", help="with --unit: it is one of this user's own manager")
+    parser.add_argument(
+        "--end",
+        action="store_true",
+        help="then end all its processes: SIGTERM, and SIGKILL in the last 3 seconds; new clients are taken off first",
+    )
+    parser.add_argument("--timeout", metavar="S", default="10", help="seconds for all of it (default: %(default)s)")
 
 
 def control(parser: argparse.ArgumentParser) -> None:

@@ -97,6 +97,9 @@ VERBS: dict[str, Verb] = {
     ),
     "metrics": Verb("what a look counted, for Prometheus", arguments.metrics, "metrics.metrics"),
     "gpus": Verb("the GPUs of this host under every name they have", arguments.none, "gpus.gpus"),
+    "ready": Verb(
+        "whether a client of this user would come in at an instance now, else why not", arguments.ready, "ready.ready"
+    ),
     "env": Verb("what a client of an instance must export", arguments.env, "env.env"),
     "version": Verb(
         "the version of this program, its build, and of what it talks to", arguments.none, "version.version"
@@ -141,6 +144,11 @@ VERBS: dict[str, Verb] = {
     ),
     "clients": Verb(
         "who is connected to each instance, and what was left over on the GPUs", arguments.clients, "clients.clients"
+    ),
+    "evict": Verb(
+        "take all clients of a unit, a container or a process off their GPUs, before anybody ends them",
+        arguments.evict,
+        "evict.evict",
     ),
     "control": Verb(
         "send NVIDIA's own commands to the daemon of an instance, as root", arguments.control, "control.control"

@@ -8,7 +8,7 @@ from typing import Mapping, Optional, Sequence
 
 from mpsctl.converge import own_folders, statement
 from mpsctl.converge.answer import Difference, state
-from mpsctl.converge.file_steps import text_of
+from mpsctl.converge.file_steps import remove_empty, text_of
 from mpsctl.converge.statement import Statement
 from mpsctl.converge.step import Context, Step
 from mpsctl.model.errors import MpsctlError, one_line
@@ -63,9 +63,10 @@ class RemoveFile(Step):
 
     @classmethod
     def act(cls, steps: Sequence[RemoveFile], context: Context) -> None:
-        del context
         for step in steps:
             step.path.unlink(missing_ok=True)
+            if step.path.parent == context.world.places.configuration:
+                remove_empty(step.path.parent)
 
 
 @dataclass(eq=False, repr=False)
