@@ -100,7 +100,7 @@ def wired(host: Host) -> None:
     soft(f"{done} ends cost the neighbour nothing", lost == 0, lost)
     print(f"   errors of the ended: {sorted(set(codes(host, 'ended') + codes(host, 'stubborn')))} (810: taken off)")
     print(f"   errors of the neighbour: {codes(host, 'neighbour')}")
-    host.run("journalctl -b -o cat -t mpsctl --no-pager | grep -i taken | tail -3", check=False)
+    host.run("journalctl -b -o cat -t mps --no-pager | grep "by the daemon" | tail -3", check=False)
     host.run("systemctl stop ended", quiet=True)
 
 
@@ -186,7 +186,7 @@ def torch(host: Host) -> None:
 
 def part(host: Host) -> None:
     for name, lines in UNITS.items():
-        (host.root / "etc/systemd/system" / name).write_text(f"[Service]\n{lines}\n")
+        (host.root / "etc/systemd/system" / name).write_text(f"[Unit]\nStartLimitIntervalSec=0\n[Service]\n{lines}\n")
     wiring = [{"unit": name, "instance": "0"} for name in WIRED]
     wiring[1] = {"unit": "stubborn.service", "instance": "0", "memory_limit": "2G"}
     converge(host, "4G", f"-e '{json.dumps({'mps_clients': wiring})}'", quiet=True)
