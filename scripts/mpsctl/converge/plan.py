@@ -82,7 +82,6 @@ def steps(found: Situation, program: Optional[Path]) -> list[Step]:
     return [
         *InstallProgram.where_it_differs(found.world, program),
         *writes,
-        *containers,
         *taken_off,
         *(step for step in policy if isinstance(step, LoadPolicy)),
         *enables,
@@ -93,6 +92,7 @@ def steps(found: Situation, program: Optional[Path]) -> list[Step]:
         *ordered,
         *_reloads_instead(found, restarts),
         *_left_behind(found),
+        *containers,  # last: a folder of others in which nothing can be written costs nothing else
         *remains_steps.of(remains.look(found.world, host_look.public_in_use(found.world, found.host))),
         *(step for step in policy if isinstance(step, UnloadPolicy)),
     ]
