@@ -36,8 +36,16 @@ wait $!
 echo "the client ended with $?"
 while :; do sleep 1000 & wait $!; done
 """
-OFF, TERMED = 7, 143
-"""How the simulated client ends: its server took it off, or SIGTERM came first."""
+STUBBORN = """\
+#!/bin/sh
+trap '' TERM
+while :; do
+  /usr/lib/mps-lab/simulated_client.py --hold forever
+  echo "a worker ended with $?"
+done
+"""
+OFF = 7
+"""How the simulated client ends where its server took it off."""
 PREPARE = f"""
 set -e
 useradd -u {ALICE} -m alice
@@ -167,6 +175,25 @@ def test_a_stop_of_a_service_has_the_daemon_take_its_client_off_before_the_first
     assert f"evict {API}" in line
     assert f"evict {JOB}" in line
     wired.run(f"systemctl start {API} {JOB}")
+    wired.arrive()
+
+
+def test_a_supervisor_that_ignores_sigterm_is_ended_whole_and_systemd_kills_nobody(wired: Wired) -> None:
+    """It starts a client anew as soon as one was taken off."""
+    wired.arrive()
+    wired.play(*CLIENTS, {"unit": "stubborn.service", "instance": "0", "end_within_s": 6})
+    wired.host.run("cat >/usr/local/bin/stubborn; chmod 755 /usr/local/bin/stubborn", STUBBORN.encode())
+    wired.run(
+        "printf '[Service]\\nUser=bob\\nExecStart=/usr/local/bin/stubborn\\n' >/run/systemd/system/stubborn.service"
+    )
+    wired.run("systemctl daemon-reload; systemctl start stubborn")
+    until(lambda: len(wired.connected()) == 4, "it has a client", told=wired.connected)
+    wired.run("systemctl stop stubborn")
+    said = wired.run("journalctl -b -o cat UNIT=stubborn.service + _SYSTEMD_UNIT=stubborn.service")
+    assert f"a worker ended with {OFF}" in said
+    assert "timed out" not in said, "systemd had nobody to kill"
+    assert wired.run("pgrep -f stubborn", check=False) == ""
+    wired.play(*CLIENTS)
     wired.arrive()
 
 
