@@ -93,9 +93,10 @@ def env(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=("shell", "systemd", "docker", "json"),
+        choices=("shell", "systemd", "docker", "podman", "cdi", "compose", "quadlet", "json"),
         default="shell",
-        help="for a shell to eval, an EnvironmentFile, arguments of docker run, or JSON (default: %(default)s)",
+        help="for a shell to eval, an EnvironmentFile, options of docker run or podman run, of both by CDI, a compose"
+        " file to extend, a drop-in of a quadlet, or JSON (default: %(default)s)",
     )
 
 

@@ -13,7 +13,7 @@ from typing import Collection, Iterator, Mapping, Optional, Sequence
 
 from mpsctl.adapters import hardware, systemd
 from mpsctl.checks import words
-from mpsctl.converge import client_steps, consent, ours, own_folders, policy_steps, walk
+from mpsctl.converge import cdi_steps, client_steps, consent, ours, own_folders, policy_steps, walk
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.file_steps import RemovePartialFile
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
@@ -115,6 +115,7 @@ def _look(world: World) -> _Found:
     foreign = [path for path in units if path.exists() and not ours.is_ours(path)]
     foreign += [places.conf(name) for name in every if name not in mine]
     foreign += _foreign_in_ours(places)
+    foreign += [places.cdi] if places.cdi.exists() and not ours.is_ours(places.cdi) else []
     running = [name for name in ran if host.instances[name].pid or host.instances[name].active]
     return _Found(
         world,
@@ -151,6 +152,7 @@ def _steps(found: _Found, on_clients: str, drain_timeout_s: int) -> list[Step]:
         *removals,
         *_modes(found, needs),
         *(RemoveFile(path, needs) for path in [*found.units, *_variables(world.places, instances)]),
+        *cdi_steps.removal(world, needs),
         *_drop_ins(world.places, needs),
         *_remains(found, needs),
         *_metrics(world, needs),

@@ -40,6 +40,11 @@ class Places:
         return self.configuration / f"{instance}.env"
 
     @property
+    def cdi(self) -> Path:
+        """What tells container engines of the instances, beside other vendors' files."""
+        return self.root / "etc/cdi/mps-fleet.yaml"
+
+    @property
     def units(self) -> Path:
         return self.root / "etc/systemd/system"
 
