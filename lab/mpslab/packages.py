@@ -20,6 +20,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "bookworm": ("prometheus", "prometheus-node-exporter", "prometheus-alertmanager", "sudo"),
         "trixie": ("prometheus", "promtool", "prometheus-node-exporter", "prometheus-alertmanager", "sudo"),
     },
+    "slurm": dict.fromkeys(("bookworm", "trixie"), ("slurmctld", "slurmd", "slurm-client", "munge")),
 }
 """What a group is made of, by Debian's release."""
 
