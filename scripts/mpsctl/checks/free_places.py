@@ -11,6 +11,7 @@ from mpsctl.checks import words
 from mpsctl.model.instance import Instance
 from mpsctl.model.shares import Whose
 from mpsctl.observe import room
+from mpsctl.observe.door_facts import Place
 from mpsctl.store.world import World
 
 _POLL_S, _ENDING_S = 0.2, 2.0
@@ -24,8 +25,11 @@ def why_none(world: World, instance: Instance, uid: Optional[int], clients: int 
     """
     counted = room.now(world, instance.name)
     place = None if counted is None else counted.no_place(_whose(uid), clients)
-    if place is None:
-        return None
+    return None if place is None else line(place, clients)
+
+
+def line(place: Place, clients: int) -> str:
+    """What keeps so many more clients from a place that does not have them all."""
     waiting = f", and {place.waiting} wait{'s' if place.waiting == 1 else ''} for one" if place.waiting else ""
     what = "no place is free" if clients == 1 else f"{clients} places are not free"
     return f"{what} ({words.place(place)}{waiting})"

@@ -76,8 +76,18 @@ def verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allocate", action="store_true", help="with it: try its limit, and run a small kernel")
 
 
+def _name_or_gpu(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("instance", metavar="INSTANCE", nargs="?", help="the name behind the @ of its unit")
+    parser.add_argument("--gpu", metavar="REF", help="the instance that serves this GPU, by index, UUID or PCI address")
+
+
+def ready(parser: argparse.ArgumentParser) -> None:
+    _name_or_gpu(parser)
+    parser.add_argument("--wait", metavar="S", help="wait so many seconds at most until it is so")
+
+
 def env(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("instance", metavar="INSTANCE")
+    _name_or_gpu(parser)
     parser.add_argument(
         "--hints", action="store_true", help="add, as comments, what frameworks must be told (shell, systemd)"
     )

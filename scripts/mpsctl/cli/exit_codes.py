@@ -40,6 +40,7 @@ _OWN: Mapping[str, Mapping[int, str]] = {
         _NOT_READY: "who is connected cannot be told, or the answer cannot be written",
         _NOT_IN_FORCE: "the client could not be ended",
     },
+    "ready": {0: "a client would come in now", _NOT_READY: "it would not, or the answer cannot be written"},
     "drain": {1: "clients are left"},
     "undrain": _READ_BACK,
     "doctor": {0: "nothing was found that explains a fault", 1: "there are diagnoses"},

@@ -97,6 +97,9 @@ VERBS: dict[str, Verb] = {
     ),
     "metrics": Verb("what a look counted, for Prometheus", arguments.metrics, "metrics.metrics"),
     "gpus": Verb("the GPUs of this host under every name they have", arguments.none, "gpus.gpus"),
+    "ready": Verb(
+        "whether a client of this user would come in at an instance now, else why not", arguments.ready, "ready.ready"
+    ),
     "env": Verb("what a client of an instance must export", arguments.env, "env.env"),
     "version": Verb(
         "the version of this program, its build, and of what it talks to", arguments.none, "version.version"

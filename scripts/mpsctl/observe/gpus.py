@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Iterator, Sequence
 
 from mpsctl.adapters.bounded import Call
 from mpsctl.adapters.nvml import Snapshot
 from mpsctl.model.errors import BadValue, NotReady
-from mpsctl.model.gpu import Gpu, Load, MigDevice
+from mpsctl.model.gpu import Gpu, Load, MigDevice, resolve
 from mpsctl.observe import asked
 from mpsctl.observe.facts import NO_ANSWER, GpuFacts, Unread
 from mpsctl.store import configuration
@@ -45,16 +45,42 @@ def inventory(world: World) -> list[dict[str, Any]]:
     return [_row(gpu, owners, loads) for gpu in gpus]
 
 
-def _owners(world: World, gpus: list[Gpu]) -> dict[str, str]:
-    """The instance of each device, by UUID."""
-    owners = {}
+def instance_of(world: World, reference: str) -> str:
+    """The instance that serves a GPU, or a MIG device, named by index, UUID or PCI address.
+
+    :raises BadValue: if the host has no such GPU, or no instance serves it, or several do.
+    :raises NotReady: if NVML does not answer.
+    """
+    with world.nvml() as nvml:
+        gpus = nvml.gpus()
+    device = resolve(reference, gpus)
+    serving = [name for name, uuid in _served(world, gpus) if uuid == device.uuid]
+    if len(serving) == 1:
+        return serving[0]
+    if serving:
+        found = f"{device}, which the instances {', '.join(serving)} serve"
+        raise BadValue(found, "a GPU of one instance", "name the instance instead of the GPU")
+    known = ", ".join(configuration.names(world)) or "none"
+    raise BadValue(
+        f"{device}, which no instance serves",
+        f"a GPU of an instance ({known})",
+        "see `mpsctl gpus` for who serves which",
+    )
+
+
+def _served(world: World, gpus: Sequence[Gpu]) -> Iterator[tuple[str, str]]:
+    """Each instance with each of its devices, by UUID."""
     for name in configuration.names(world):
         try:
-            for device in configuration.resolve(configuration.load(world, name), gpus):
-                owners[device.uuid] = name
+            devices = configuration.resolve(configuration.load(world, name), gpus)
         except BadValue:
             continue  # `status` says what is wrong with it
-    return owners
+        yield from ((name, device.uuid) for device in devices)
+
+
+def _owners(world: World, gpus: Sequence[Gpu]) -> dict[str, str]:
+    """The instance of each device, by UUID."""
+    return {uuid: name for name, uuid in _served(world, gpus)}
 
 
 def _row(gpu: Gpu, owners: dict[str, str], loads: dict[str, Load]) -> dict[str, Any]:

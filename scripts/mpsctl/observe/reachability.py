@@ -32,6 +32,10 @@ class User:
             return f"user {self.uid}"
         return f"a member of group {', '.join(map(str, self.gids))}" if self.gids else "every user"
 
+    def is_in(self, gid: int) -> bool:
+        """Whether it is of a group, or root, who may what any group may."""
+        return self.uid == 0 or gid in self.gids
+
     def may(self, about: os.stat_result, bit: int) -> bool:
         """Whether the mode gives the user ``bit``: 4 to read, 2 to write, 1 to enter."""
         if self.uid == 0:

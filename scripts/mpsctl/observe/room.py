@@ -73,6 +73,12 @@ class Count:
 
 def of_instance(found: InstanceFacts, now_s: float) -> Optional[RoomFacts]:
     """The places of an instance as it was found; None where no daemon runs or no number is held."""
+    counted_now = counted(found, now_s)
+    return None if counted_now is None else counted_now.facts
+
+
+def counted(found: InstanceFacts, now_s: float) -> Optional[Count]:
+    """Who counts in an instance as it was found; None where no daemon runs or no number is held."""
     told = found.door.admission if found.door is not None else None
     if found.door is None or told is None or told.room is None or not found.pid:
         return None
@@ -81,7 +87,7 @@ def of_instance(found: InstanceFacts, now_s: float) -> Optional[RoomFacts]:
     if found.log_trusted is not False:
         was_listed = {pid for server in found.log.servers.values() for pid in server.ever}
     served = told.daemon if told.daemon is not None and told.daemon.pid == found.pid else None
-    return count(told.room, served, found.door.notes, listed, now_s, was_listed).facts
+    return count(told.room, served, found.door.notes, listed, now_s, was_listed)
 
 
 def now(world: World, name: str) -> Optional[Count]:
