@@ -6,12 +6,10 @@ group here (proctrack/linuxproc): this machine keeps its controllers in the layo
 
 from __future__ import annotations
 
-import json
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Sequence
 
-from .conftest import LabHost, hosts
+from .conftest import LabHost
 from .front_door import until
 from .rollout import Rollout
 

@@ -4,7 +4,7 @@ A job's variables (``SLURM_JOB_ID``) are its user's to write, and tell nothing. 
 
 - a control group of Slurm's: ``/system.slice/slurmstepd.scope/job_7/…`` (version 2), ``/slurm/uid_1000/job_7/…``
   (version 1), each below folders that root made (cgroup.conf(5));
-- an ancestor that is Slurm's step daemon. It has root as its real user and the title ``slurmstepd: [7.batch]``, with the
+- an ancestor that is Slurm's step daemon. It has root as its real user and the title ``slurmstepd: [7.batch]``: the
   job's id and the step (22.05.8, 24.11.5). A process that leaves its parents, as a daemon does, has none any more.
 """
 
@@ -51,4 +51,4 @@ def _is_step_daemon(pid: int) -> bool:
     if procfs.name(pid) != _PROGRAM or not procfs.begun_by_root(pid):
         return False
     file = procfs.executable(pid)
-    return file is not None and file.name.partition(" (deleted)")[0] == _PROGRAM
+    return file is not None and file.name.startswith(_PROGRAM)  # Debian's is slurmstepd-wlm

@@ -8,7 +8,7 @@ from typing import Mapping, Optional, Sequence
 
 from mpsctl.converge import own_folders, statement
 from mpsctl.converge.answer import Difference, state
-from mpsctl.converge.file_steps import text_of
+from mpsctl.converge.file_steps import remove_empty, text_of
 from mpsctl.converge.statement import Statement
 from mpsctl.converge.step import Context, Step
 from mpsctl.model.errors import MpsctlError, one_line
@@ -66,6 +66,19 @@ class RemoveFile(Step):
         del context
         for step in steps:
             step.path.unlink(missing_ok=True)
+
+
+@dataclass(eq=False, repr=False)
+class RemoveScript(RemoveFile):
+    """Remove a script of ours that others run, with its folder where nothing else is in it."""
+
+    kind = "remove-script"
+
+    @classmethod
+    def act(cls, steps: Sequence[RemoveFile], context: Context) -> None:
+        RemoveFile.act(steps, context)
+        for folder in {step.path.parent for step in steps}:
+            remove_empty(folder)
 
 
 @dataclass(eq=False, repr=False)

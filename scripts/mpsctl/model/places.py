@@ -72,6 +72,11 @@ class Places:
         return self.jobs_lock.with_name(f".job-{job}.json")
 
     @property
+    def scripts(self) -> Path:
+        """What Slurm runs of ours, where playbooks/slurm.yml puts it."""
+        return self.root / "usr/local/lib/mps-fleet"
+
+    @property
     def gpus_lock(self) -> Path:
         """The lock of a start that looks which GPUs other instances have, and takes its own."""
         return self.root / "run/mps-fleet/.gpus"

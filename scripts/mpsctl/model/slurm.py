@@ -91,8 +91,8 @@ def said(text: str, node: str, wanted: Sequence[int]) -> dict[int, list[Said]]:
         raise mps_refused()
     if missing:
         raise NotReady(
-            f"found nothing of GPU {', '.join(missing)} on {shown(node)} in `scontrol show job -d`, expected gres/gpu or"
-            " gres/shard; see what Slurm gave the job"
+            f"found nothing of GPU {', '.join(missing)} on {shown(node)} in `scontrol show job -d`, expected gres/gpu"
+            " or gres/shard; see what Slurm gave the job"
         )
     return found
 

@@ -1,20 +1,19 @@
 """Which batch jobs have a share of which instance, in /run/mps-fleet/.job-ID.json: gone at a reboot, as the jobs are.
 
-A job's Prolog writes it, its Epilog takes it away, and every word to a front door has the shares of the moment. Once the
-first job was told since boot, nobody comes in by a job that is not on record. The file ``.jobs`` says so; it is the lock
-as well under which records and what the doors are told of them change.
+A job's Prolog writes it, its Epilog takes it away, and every word to a front door has the shares of the moment. Once
+the first job was told since boot, nobody comes in by a job that is not on record. The file ``.jobs`` says so; it is the
+lock as well under which records and what the doors are told of them change.
 """
 
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 import os
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Iterator, Mapping, Optional
 
 from mpsctl.adapters import files, locks
-from mpsctl.model.errors import BadValue, NoRight
 from mpsctl.model.places import Places
 from mpsctl.model.shares import JOB, Room, Shares, with_jobs
 from mpsctl.store import remembered
@@ -70,6 +69,10 @@ def every(places: Places) -> list[Job]:
 
 def write(places: Places, job: Job) -> None:
     files.write(places.job(job.job), json.dumps(asdict(job)) + "\n", lasting=False)
+
+
+def as_json(job: Job) -> dict[str, Any]:
+    return asdict(job)
 
 
 def forget(places: Places, job: str) -> None:
