@@ -70,6 +70,10 @@ OF_PROGRAM = (
     Wait("lifecycle.terminate._BY_ITSELF_S", "the end of clients that were taken off", "SIGTERM"),
     Wait("lifecycle.terminate._TERM_S", "the same after SIGTERM", "SIGKILL"),
     Wait("lifecycle.terminate._KILL_S", "the same after SIGKILL", "named, with its state"),
+    Wait("adapters.scontrol.TIMEOUT_S", "an answer of Slurm's scontrol", "an error; a Prolog or Epilog fails by it"),
+    Wait(
+        "lifecycle.slurm_job.READY_S", "a Prolog: its instances, to be ready", "Slurm drains the node with the reason"
+    ),
     Wait("lifecycle.terminate.BOUND_S", "all of these together", "named"),
     Wait("lifecycle.stop._TAKE_OFF_S", "a stop: the daemon, to take clients off after their grace", "it quits"),
     Wait("lifecycle.stop._LEAST_QUIT_S", "a stop: what the daemon has at least to quit", "systemd ends it"),

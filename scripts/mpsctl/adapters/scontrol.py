@@ -19,11 +19,18 @@ PLACES = ("/usr/bin", "/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin"
 """Where distributions, Slurm's own build and its documentation put it."""
 TIMEOUT_S = 10
 _PASSED_ON = ("SLURM_CONF",)
+_NO_JOB = "Invalid job id"
+"""As Slurm says it (22.05.8, 24.11.5)."""
+
+
+class NoSuchJob(NotReady):
+    """Slurm knows no job of that number any more."""
 
 
 def job(job: str) -> str:
     """What Slurm tells of a job and its nodes in detail. Of the first job of an array it tells the others as well.
 
+    :raises NoSuchJob: if Slurm knows none of that number any more.
     :raises NotReady: as ``_ask``.
     """
     return _ask("show", "job", "-o", "-d", job)
@@ -72,5 +79,6 @@ def _ask(*words: str) -> str:
         raise NotReady(f"`{said}` did not end within {TIMEOUT_S} s; see whether slurmctld answers") from None
     if done.returncode:
         why = foreign.shown(done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}")
-        raise NotReady(f"`{said}` failed: {why}")
+        kind = NoSuchJob if _NO_JOB in why else NotReady
+        raise kind(f"`{said}` failed: {why}")
     return done.stdout.decode(errors="replace")

@@ -8,12 +8,13 @@ instance's, so the job's memory is its places times that limit.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Iterator, Mapping, Optional, Sequence
 
 from mpsctl.adapters import hardware, scontrol
 from mpsctl.checks import ready, report
 from mpsctl.checks.judgement import STATUS
-from mpsctl.lifecycle import admit, terminate
+from mpsctl.lifecycle import admit, drain, terminate
 from mpsctl.lifecycle.terminate import Ended
 from mpsctl.model import client_variable, slurm
 from mpsctl.model.checked_values import ADMIT
@@ -27,9 +28,10 @@ from mpsctl.model.pattern import Pattern
 from mpsctl.model.shares import Whose
 from mpsctl.model.slurm import Part
 from mpsctl.observe import gpus as observed_gpus
+from mpsctl.observe.door_facts import ANOTHER_USER
 from mpsctl.observe.facts import GpuFacts
 from mpsctl.observe.host import look
-from mpsctl.store import configuration, front_door_notes, jobs
+from mpsctl.store import admission, configuration, front_door_notes, jobs
 from mpsctl.store.jobs import Job, JobShare
 from mpsctl.store.world import World
 
@@ -37,7 +39,7 @@ _MOST_REASON = 400
 READY_S = 15
 """How long an instance may take to be ready: its daemon may just be starting again."""
 _POLL_S = 0.5
-_GPU_PROCESSES = "gpu-processes"
+_GPU_PROCESSES, _DRAIN = "gpu-processes", "drain"
 _STATE = Pattern(r"JobState=([A-Z_]+)")
 _ON_NODE = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT")
 """The states of a job that has GPUs of a node (squeue(1))."""
@@ -121,18 +123,12 @@ def _end_left(world: World, name: str, job: str) -> list[Ended]:
     mine = {(one.pid, one.started_at) for one in front_door_notes.read(world.places, name).let_in if one.job == job}
     if not mine:
         return []
-    one = look(world, [name], isolated=True).instances[name]
-    if not one.pid or one.desired is None:
+    told = admission.stored(world.places, name)
+    if told is None or told.daemon is None or not told.daemon.lives:
         return []  # without its daemon nobody is a client
-    if one.clients_unknown:
-        raise NotReady(f"instance {name}: who of job {job} is connected cannot be told; see `mpsctl verify {name}`")
-    clients = [
-        (server.pid, client)
-        for server in one.servers
-        for client in server.clients
-        if (client.pid, client.started_at) in mine
-    ]
-    return terminate.end(world, terminate.running_daemon(world, one.desired, one.pid), clients) if clients else []
+    daemon = world.daemon_of(name, Path(told.daemon.pipe_directory))
+    clients = [found for found in drain.connected(daemon) if (found[1].pid, found[1].started_at) in mine]
+    return terminate.end(world, daemon, clients) if clients else []
 
 
 # -- what a job gets
@@ -239,10 +235,10 @@ def _still_here(world: World, job: str) -> bool:
     """Whether Slurm has a job on its nodes still. The record of one that it has not goes: its Epilog was never run."""
     try:
         states = _STATE.findall(scontrol.job(job))
-    except NotReady as error:
-        if "Invalid job id" not in str(error):
-            return True
+    except scontrol.NoSuchJob:
         states = []
+    except NotReady:
+        return True
     if any(state in _ON_NODE for state in states):
         return True
     jobs.forget(world.places, job)
@@ -260,23 +256,33 @@ def _prove(world: World, job: Job, known: GpuFacts) -> None:
         why = next(_why_not(world, job, gpus), None)
         if why is None:
             return
-        if world.now_s() >= end_s:
-            raise NotReady(why)
+        if why.lasts or world.now_s() >= end_s:
+            raise NotReady(why.line)
         world.sleep_s(_POLL_S)
         gpus = None
 
 
-def _why_not(world: World, job: Job, known: Optional[GpuFacts]) -> Iterator[str]:
+@dataclass(frozen=True)
+class _WhyNot:
+    """``lasts``: no wait helps, a person did it."""
+
+    line: str
+    lasts: bool = False
+
+
+def _why_not(world: World, job: Job, known: Optional[GpuFacts]) -> Iterator[_WhyNot]:
+    """Another user's clients are no reason: where one user is served at a time, the job's wait their turn."""
     host = look(world, [share.instance for share in job.shares], isolated=True, known_gpus=known)
     judged = report.report(host, STATUS)
     for share in job.shares:
         name = share.instance
         found = ready.in_look(host, name, Whose(job.uid, job=job.job), 1)
-        if found.why_not is not None:
-            yield f"instance {name} is not ready: {found.why_not}"
+        why = found.why_not
+        if why is not None and why.cause != ANOTHER_USER:
+            yield _WhyNot(f"instance {name} is not ready: {why}", why.cause == _DRAIN)
         processes = judged.check(name, _GPU_PROCESSES)
         if processes.level == CRITICAL:
-            yield f"instance {name}: {processes.found}, expected {processes.expected}; {processes.remedy}"
+            yield _WhyNot(f"instance {name}: {processes.found}, expected {processes.expected}; {processes.remedy}")
 
 
 def drain_node(node: str, why: Exception) -> None:
