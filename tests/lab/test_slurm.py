@@ -62,6 +62,26 @@ def test_the_playbook_says_which_lines_are_needed_and_proves_them(cluster: Clust
     assert "changed=1" not in second.output
 
 
+def come_in(cluster: Cluster, job: int, count: int) -> set[int]:
+    """The processes of a job's clients, once so many are in; no other of its clients met anything yet."""
+
+    def said() -> bool:
+        return len(cluster.said(job)) == count
+
+    until(said, f"{count} clients of job {job} are in", WITHIN_S, lambda: (cluster.said(job), cluster.job(job)))
+    assert {one["outcome"] for one in cluster.said(job)} == {"client"}
+    return {int(one["pid"]) for one in cluster.said(job)}
+
+
+def wait(host: DoorHost, instance: int, count: int) -> None:
+    """Wait until so many wait for a place."""
+    until(lambda: waiting(host, instance) == ["no-place"] * count, f"{count} wait at instance {instance}", WITHIN_S)
+
+
+def no_share_is_left(host: DoorHost) -> None:
+    until(lambda: ".job-" not in host.run("ls -a /run/mps-fleet"), f"{host.name}: no share is left", WITHIN_S)
+
+
 def test_a_dozen_jobs_come_to_their_instances_with_their_shares(cluster: Cluster) -> None:
     jobs = {cluster.submit(holding(shards + 1), f"--gres=shard:{shards}"): shards for shards in DOZEN}
     places: dict[tuple[str, int], int] = {}
@@ -71,31 +91,23 @@ def test_a_dozen_jobs_come_to_their_instances_with_their_shares(cluster: Cluster
         gpu, given = gpu_of(cluster, job)
         host = cluster.node_of(job)
         assert given == shards
-        places[host.name, gpu] = places.get((host.name, gpu), 0) + shards
-        all_in = until(
-            lambda job=job, shards=shards: len(cluster.said(job)) == shards and cluster.said(job),
-            f"{shards} clients of job {job} are in",
-            WITHIN_S,
-            lambda job=job: (cluster.said(job), cluster.job(job)),
-        )
-        pids = {int(one["pid"]) for one in all_in}
-        assert {one["outcome"] for one in all_in} == {"client"}
+        pids = come_in(cluster, job, shards)
         log = host.run(f"journalctl -q -o cat -u mps-control@{gpu}")
         for pid in pids:
             assert f"NEW CLIENT {pid} from user {USERS['alice']}:" in log, (job, gpu, pid)
         assert pids <= listed(host, gpu)
+        places[host.name, gpu] = places.get((host.name, gpu), 0) + shards
         late[host.name, gpu] = late.get((host.name, gpu), 0) + 1
     assert max(places.values()) <= SHARDS
     for host in cluster.hosts:
         for gpu in range(slurm.GPUS):
-            waits = ["no-place"] * late.get((host.name, gpu), 0)
-            until(lambda host=host, gpu=gpu, waits=waits: waiting(host, gpu) == waits, "each job's one too many waits")
+            wait(host, gpu, late.get((host.name, gpu), 0))  # each job's one too many
             assert len(listed(host, gpu)) == places.get((host.name, gpu), 0)
     cluster.release_jobs(*jobs)
     for job in jobs:
         cluster.until_state(job, "COMPLETED")
     for host in cluster.hosts:
-        until(lambda host=host: "job-" not in host.run("ls -a /run/mps-fleet"), f"{host.name}: no share is left")
+        no_share_is_left(host)
 
 
 def test_whole_gpus_have_their_instances_and_jobs_without_one_have_nothing(cluster: Cluster) -> None:
@@ -103,7 +115,7 @@ def test_whole_gpus_have_their_instances_and_jobs_without_one_have_nothing(clust
     cluster.until_state(shards, "RUNNING")
     whole = cluster.submit(holding(SHARDS + 1), "--gres=gpu:1", "-w", cluster.control.name)
     cluster.until_state(whole, "RUNNING")
-    until(lambda: len(cluster.said(whole)) == SHARDS, "a whole GPU has all places", WITHIN_S)
+    come_in(cluster, whole, SHARDS)
     assert cluster.job(whole)["GRES"] == "gpu:1(IDX:1)", "beside the shards"
     assert len(listed(cluster.control, 1)) == SHARDS
     several = "srun --ntasks-per-node=2 sh -c 'echo $SLURM_LOCALID $CUDA_MPS_PIPE_DIRECTORY'"
@@ -173,7 +185,7 @@ def test_the_epilog_ends_what_a_job_left_and_nothing_else(cluster: Cluster) -> N
     host = cluster.hosts[1]
     neighbour = cluster.submit(holding(1), "--gres=shard:1", "-w", host.name)
     cluster.until_state(neighbour, "RUNNING")
-    until(lambda: len(cluster.said(neighbour)) == 1, "the neighbour is in", WITHIN_S)
+    beside = come_in(cluster, neighbour, 1)
     left = "/tmp/left-$SLURM_JOB_ID.out"
     leaves = f"sh -c '{CLIENT} --hold 100000 >{left} & until grep -q client {left}; do sleep 0.1; done'"
     job = cluster.submit(leaves, "--gres=shard:1", "-w", host.name)
@@ -181,7 +193,7 @@ def test_the_epilog_ends_what_a_job_left_and_nothing_else(cluster: Cluster) -> N
     pid = int(json.loads(host.run(f"cat /tmp/left-{job}.out"))["pid"])
     until(lambda: pid not in listed(host, 0), "the daemon took it off")
     assert host.run(f"kill -0 {pid} 2>&1", check=False), "it has ended"
-    assert listed(host, 0) == {int(cluster.said(neighbour)[0]["pid"])}
+    assert listed(host, 0) == beside
     log = host.run("journalctl -q -o cat -u mps-control@0")
     assert "terminate_client" in log
     cluster.release_jobs(neighbour)
