@@ -75,6 +75,9 @@ OF_PROGRAM = (
         "lifecycle.slurm_job.READY_S", "a Prolog: its instances, to be ready", "Slurm drains the node with the reason"
     ),
     Wait("lifecycle.terminate.BOUND_S", "all of these together", "named"),
+    Wait("lifecycle.evict.BOUND_S", "`mpsctl evict`, unless `--timeout` says more", "who is connected still is named"),
+    Wait("lifecycle.evict._ANSWER_S", "the same: a daemon, to answer one look or take one off", "it is asked no more"),
+    Wait("lifecycle.evict._LAST_S", "`mpsctl evict --end`: what is left of its bound at SIGKILL", "who lives is named"),
     Wait("lifecycle.stop._TAKE_OFF_S", "a stop: the daemon, to take clients off after their grace", "it quits"),
     Wait("lifecycle.stop._LEAST_QUIT_S", "a stop: what the daemon has at least to quit", "systemd ends it"),
     Wait("lifecycle.stop._GRACE_S", "a stop: its process, and a front door that does not let go", "systemd ends it"),

@@ -74,6 +74,7 @@ def request(values: Mapping[str, Any], places: Mapping[str, str], build: str, at
         "units": [PurePosixPath(places["_mps_health_timer"]).name],
         "instances": [{"name": entry["name"], "conf": _conf(values, entry)} for entry in entries or ()],
         "instance_per_gpu": _conf(values, {"gpus": [EACH]}) if entries is None else None,
+        "clients": list(values[f"{PREFIX}clients"] or ()),
         "selinux_module": _selinux_module() if typed[f"{PREFIX}selinux_module"] else None,
         # What a run may do, and nothing that a host is to be: it stands in no file there.
         **{key: values[PREFIX + key] for key in POLICY},

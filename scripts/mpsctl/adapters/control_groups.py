@@ -40,6 +40,18 @@ def whose(pid: int, uid: int) -> Whose:
     return Whose(uid, job=job)
 
 
+def paths(pid: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the groups that a process is in, the outermost first: all of them, and those that root made."""
+    found = procfs.control_groups(pid) or {}
+    for mount, name in _MOUNTS:
+        path = found.get(name, "/")
+        first = path.strip("/").partition("/")[0]
+        if first and os.path.isdir(mount / first):
+            whole, made = _as_units(path), _as_units(_made_by_root(mount, path))
+            return tuple(filter(None, whole.split("/"))), tuple(filter(None, made.split("/")))
+    return (), ()
+
+
 def _as_units(group: str) -> str:
     """The path with the names of units: systemd puts ``_`` before one that the kernel could take for its own file, as
     cpu.service, or that begins with ``_`` itself (systemd 252)."""

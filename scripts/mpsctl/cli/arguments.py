@@ -105,6 +105,20 @@ def clients(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="do not ask before; needed where there is no terminal")
 
 
+def evict(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--unit", metavar="UNIT", help="all processes of this unit, as api.service or job@7.service")
+    what.add_argument("--container", metavar="ID", help="all processes of this container, by its id")
+    what.add_argument("--pid", metavar="PID", help="this process and all that it started")
+    parser.add_argument("--user", metavar="USER", help="with --unit: it is one of this user's own manager")
+    parser.add_argument(
+        "--end",
+        action="store_true",
+        help="then end all its processes: SIGTERM, and SIGKILL in the last 3 seconds; new clients are taken off first",
+    )
+    parser.add_argument("--timeout", metavar="S", default="10", help="seconds for all of it (default: %(default)s)")
+
+
 def control(parser: argparse.ArgumentParser) -> None:
     parser.usage = "mpsctl control [-h] [--json] [--timeout-s S] [--force] INSTANCE [COMMAND …]"
     parser.add_argument("--timeout-s", metavar="S", default="10", help="seconds for all of it (default: %(default)s)")

@@ -41,6 +41,11 @@ _OWN: Mapping[str, Mapping[int, str]] = {
         _NOT_IN_FORCE: "the client could not be ended",
     },
     "ready": {0: "a client would come in now", _NOT_READY: "it would not, or the answer cannot be written"},
+    "evict": {
+        0: "no client of it is connected",
+        _NOT_READY: "a daemon did not answer, or this user is not root",
+        _NOT_IN_FORCE: "clients of it are left, or its processes do not end",
+    },
     "drain": {1: "clients are left"},
     "undrain": _READ_BACK,
     "doctor": {0: "nothing was found that explains a fault", 1: "there are diagnoses"},

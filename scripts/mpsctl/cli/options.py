@@ -145,6 +145,11 @@ VERBS: dict[str, Verb] = {
     "clients": Verb(
         "who is connected to each instance, and what was left over on the GPUs", arguments.clients, "clients.clients"
     ),
+    "evict": Verb(
+        "take all clients of a unit, a container or a process off their GPUs, before anybody ends them",
+        arguments.evict,
+        "evict.evict",
+    ),
     "control": Verb(
         "send NVIDIA's own commands to the daemon of an instance, as root", arguments.control, "control.control"
     ),

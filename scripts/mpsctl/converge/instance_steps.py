@@ -11,10 +11,11 @@ from mpsctl.checks import words
 from mpsctl.converge import statement
 from mpsctl.converge.answer import Difference, state
 from mpsctl.converge.file_steps import remove_empty, text_of
+from mpsctl.converge.ours import is_ours
 from mpsctl.converge.statement import Statement
 from mpsctl.converge.step import Context, Occupied, Step
 from mpsctl.converge.unit_steps import give_back_modes, take_doors_away, withhold_where_somebody_came
-from mpsctl.lifecycle import stop
+from mpsctl.lifecycle import client_file, stop
 from mpsctl.model.errors import Untrusted
 from mpsctl.model.gpu import Gpu
 from mpsctl.model.instance import Instance
@@ -134,9 +135,11 @@ class StopAndRemoveInstance(Step):
         return f"stop and remove {self.unit.name}"
 
     def differences(self) -> list[Difference]:
+        variables = self.conf.with_suffix(".env")
         return [
             state(self.unit.name, self.unit.active_state, "absent"),
             Difference(str(self.conf), text_of(self.conf) or "", None),
+            *([Difference(str(variables), text_of(variables) or "", None)] if is_ours(variables) else []),
         ]
 
     def statements(self) -> tuple[Statement, ...]:
@@ -181,6 +184,7 @@ class StopAndRemoveInstance(Step):
         give_back_modes(world, self.frees)
         drains.forget(world, self.name)
         last_good.forget(world, self.name)
+        client_file.forget(world, self.name)
         self.conf.unlink(missing_ok=True)
         if self.conf.parent.is_dir():
             files.sync_directory(self.conf.parent)

@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Iterator, Optional, Sequence
 
-from mpsctl.converge import consent, mode_changes, ours, policy_steps, remains_steps, statement
+from mpsctl.converge import client_steps, consent, mode_changes, ours, policy_steps, remains_steps, statement
 from mpsctl.converge.door_steps import OpenFrontDoor, TakeFrontDoorAway
 from mpsctl.converge.file_steps import InstallProgram, WriteFile, differs, masked, text_of
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
@@ -54,6 +54,11 @@ def steps(found: Situation, program: Optional[Path]) -> list[Step]:
     policy = list(policy_steps.steps(found.world, found.request.selinux_module))
     enables, doors = list(_enables(found)), list(_doors(found))
     removals, restarts = list(_removals(found)), list(_restarts(found))
+    if not found.request.atomic:  # a change of limits is no change for what clients export
+        moving = {step.desired.name: step.moves_from for step in restarts}
+        writes += client_steps.environment_files(found, moving)
+    writes += client_steps.writes(found)
+    taken_off = list(client_steps.removals(found))
     _note_what_they_wait_for(found, restarts)
     request = found.request
     ordered = consent.order(
@@ -66,9 +71,10 @@ def steps(found: Situation, program: Optional[Path]) -> list[Step]:
     return [
         *InstallProgram.where_it_differs(found.world, program),
         *writes,
+        *taken_off,
         *(step for step in policy if isinstance(step, LoadPolicy)),
         *enables,
-        *_systemd_reload(found, writes, enables),
+        *_systemd_reload(found, [*writes, *taken_off], enables),
         *doors,
         *_doors_that_go(found),
         *_reloads(found, [step.instance for step in doors]),
@@ -167,10 +173,13 @@ def _doors_that_go(found: Situation) -> Iterator[TakeFrontDoorAway]:
             yield TakeFrontDoorAway(door.unit, Path(instance.pipe_directory), instance.name)
 
 
-def _systemd_reload(found: Situation, writes: Sequence[WriteFile], enables: Sequence[Enable]) -> list[Step]:
-    stale = any(unit.needs_daemon_reload for unit in _units(found))
-    written = any(step.due and step.file.path.is_relative_to(found.world.places.units) for step in writes)
-    return [ReloadSystemd()] if stale or written or any(step.due for step in enables) else []
+def _systemd_reload(found: Situation, changes: Sequence[Step], enables: Sequence[Enable]) -> Iterator[Step]:
+    places = found.world.places
+    stale = any(unit.needs_daemon_reload for unit in _units(found)) or any(step.due for step in enables)
+    if stale or client_steps.reloads(places.units, changes):
+        yield ReloadSystemd()
+    if client_steps.reloads(places.user_units, changes):
+        yield client_steps.ReloadUserManagers()
 
 
 def _removals(found: Situation) -> Iterator[StopAndRemoveInstance]:

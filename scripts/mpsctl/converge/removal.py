@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, Mapping, Optional, Sequence
+from typing import Collection, Iterator, Mapping, Optional, Sequence
 
 from mpsctl.adapters import hardware, systemd
 from mpsctl.checks import words
-from mpsctl.converge import consent, ours, own_folders, policy_steps, walk
+from mpsctl.converge import client_steps, consent, ours, own_folders, policy_steps, walk
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.file_steps import RemovePartialFile
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
@@ -158,7 +158,8 @@ def _steps(found: _Found, on_clients: str, drain_timeout_s: int) -> list[Step]:
         *([StopHelpers(helpers, _timer_link(world.places), needs)] if helpers else []),
         *removals,
         *_modes(found, needs),
-        *(RemoveFile(path, needs) for path in found.units),
+        *(RemoveFile(path, needs) for path in [*found.units, *_variables(world.places, instances)]),
+        *_drop_ins(world.places, needs),
         *_remains(found, needs),
         *_metrics(world, needs),
         *(RemoveScript(path, needs) for path in _scripts(world.places) if ours.is_ours(path)),
@@ -171,6 +172,23 @@ def _steps(found: _Found, on_clients: str, drain_timeout_s: int) -> list[Step]:
     steps += [*unload, *directories, *program]
     withhold(steps, {name: Occupied() for name in found.theirs})
     return consent.order(world, steps, instances, on_clients, drain_timeout_s)
+
+
+def _variables(places: Places, instances: Collection[str]) -> Iterator[Path]:
+    """Files of variables of ours that no instance has any more: the others go with theirs."""
+    mine = {places.client_environment(name) for name in instances}
+    if places.configuration.is_dir():
+        yield from (
+            path for path in sorted(places.configuration.glob("*.env")) if path not in mine and ours.is_ours(path)
+        )
+
+
+def _drop_ins(places: Places, needs: Mapping[str, str]) -> list[Step]:
+    """Those of units that are wired to an instance: where an instance stays, they stay with it."""
+    steps: list[Step] = [client_steps.RemoveDropIn(path, needs) for path in client_steps.present(places)]
+    if client_steps.reloads(places.user_units, steps):
+        steps.append(client_steps.ReloadUserManagers(needs))
+    return steps
 
 
 def _timer_link(places: Places) -> Path:

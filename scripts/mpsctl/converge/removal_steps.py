@@ -63,9 +63,10 @@ class RemoveFile(Step):
 
     @classmethod
     def act(cls, steps: Sequence[RemoveFile], context: Context) -> None:
-        del context
         for step in steps:
             step.path.unlink(missing_ok=True)
+            if step.path.parent == context.world.places.configuration:
+                remove_empty(step.path.parent)
 
 
 @dataclass(eq=False, repr=False)

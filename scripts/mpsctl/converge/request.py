@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, TypeVar
 
 from mpsctl.model.checked_values import DRAIN_TIMEOUT_S, REFUSE, check_on_clients, check_timeout_s
+from mpsctl.model.client_unit import ClientUnit, check_clients
 from mpsctl.model.errors import BadValue
 from mpsctl.model.foreign import quoted
 
@@ -49,6 +50,8 @@ class Request:
     """the SELinux module that is to be loaded where the host has SELinux; None: none, and one of ours goes"""
     remove: bool = False
     """everything of ours is to go instead"""
+    clients: tuple[ClientUnit, ...] = ()
+    """units that are wired to an instance; drop-ins of ours of other units go"""
 
     @classmethod
     def from_json(cls, data: Any) -> Request:
@@ -71,6 +74,7 @@ class Request:
             _checked(data, "drain_timeout_s", check_timeout_s, DRAIN_TIMEOUT_S),
             _module(data),
             _flag(data, "remove"),
+            _checked(data, "clients", check_clients, ()),
         )
 
 

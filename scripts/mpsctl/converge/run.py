@@ -9,7 +9,7 @@ from mpsctl.adapters import hardware, trusted
 from mpsctl.adapters.trusted import WeakPoint
 from mpsctl.checks import words
 from mpsctl.checks.report import Report
-from mpsctl.converge import ours, plan, read_back, situation, walk
+from mpsctl.converge import client_steps, ours, plan, read_back, situation, walk
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.door_steps import OpenFrontDoor
 from mpsctl.converge.file_steps import InstallProgram, WriteFile
@@ -36,6 +36,7 @@ def run(world: World, request: Request, check: bool, program: Optional[Path], be
     answer.host["driver_version"] = gpus.driver
     try:
         desired = situation.desired(request, gpus.gpus)
+        client_steps.drop_ins(world.places, request.clients, desired.instances, gpus.gpus)
         answer.warnings += situation.fit(world, desired, gpus)
     except NotReady as error:
         answer.error = str(error)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Optional
 
 from mpsctl.adapters import hardware, pipe, trusted, without_door
-from mpsctl.lifecycle import admit, compute_modes, gpu_claims
+from mpsctl.lifecycle import admit, client_file, compute_modes, gpu_claims
 from mpsctl.model import foreign
 from mpsctl.model.checked_values import check_name
 from mpsctl.model.daemon_environment import DaemonEnvironment
@@ -86,6 +86,7 @@ def prepare(world: World, name: str) -> DaemonEnvironment:
         pipe.remove(world.places.pipe(name))
     environment, devices = _with_driver(world, instance, DaemonEnvironment(served, (), hardware.SEARCH_PATH, flags))
     last_good.keep(world, name)
+    client_file.keep(world, instance, devices)
     world.say(f"prepared {served} for {', '.join(str(device) for device in devices)}")
     return environment
 

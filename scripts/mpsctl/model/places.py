@@ -13,6 +13,10 @@ FINGERPRINT = "# Managed by mps-fleet"
 """The beginning of the first line of every file that is ours; others are left alone."""
 
 
+CLIENT_DROP_IN, INSTANCE_DROP_IN = "mps-fleet.conf", "mps-fleet-clients.conf"
+"""The drop-ins of ours: of a unit that is wired to an instance, and of an instance that starts such units."""
+
+
 @dataclass(frozen=True)
 class Places:
     """The directories that this program uses; ``root`` moves all of them, for tests."""
@@ -30,9 +34,19 @@ class Places:
     def conf(self, instance: str) -> Path:
         return self.configuration / f"{instance}.conf"
 
+    def client_environment(self, instance: str) -> Path:
+        """What clients of an instance export, for everyone to read. It stands from boot on, before the first start: a
+        user's own services are not ordered behind the system's."""
+        return self.configuration / f"{instance}.env"
+
     @property
     def units(self) -> Path:
         return self.root / "etc/systemd/system"
+
+    @property
+    def user_units(self) -> Path:
+        """The units of every user's own manager."""
+        return self.root / "etc/systemd/user"
 
     def runtime(self, instance: str) -> Path:
         """Ours alone, gone at reboot: the daemon's environment, marks, locks."""

@@ -36,8 +36,14 @@ class RunEnvironment:
     warnings: list[str] = field(default_factory=list)
 
 
-def build(inherited: Mapping[str, str], instance: Instance, devices: Sequence[Device], lower: Lower) -> RunEnvironment:
-    """The client's environment.
+def build(
+    inherited: Mapping[str, str],
+    instance: Instance,
+    devices: Sequence[Device],
+    lower: Lower,
+    called: tuple[str, str] = ("--memory", "--threads"),
+) -> RunEnvironment:
+    """The client's environment; ``called`` is what the caller calls the memory limit and the thread percentage.
 
     Whatever MPS variable the caller has goes: one entry too many of a memory limit drops every limit, and
     another pipe directory leads past MPS without a word (driver 580, H200).
@@ -47,11 +53,13 @@ def build(inherited: Mapping[str, str], instance: Instance, devices: Sequence[De
     uuids = tuple(device.uuid for device in devices)
     given = {PIPE_DIRECTORY: instance.pipe_directory, VISIBLE_DEVICES: ",".join(uuids)}
     if lower.memory is not None:
-        given[client_variable.VARIABLE] = client_variable.render(_limits_mib(instance, devices, lower.memory))
+        given[client_variable.VARIABLE] = client_variable.render(
+            _limits_mib(instance, devices, lower.memory, called[0])
+        )
     if lower.thread_percentage is not None:
         most = 100.0 if instance.thread_percentage is None else instance.thread_percentage
         if lower.thread_percentage > most:
-            raise _above("--threads", f"{lower.thread_percentage:g} %", f"{most:g} %", instance)
+            raise _above(called[1], f"{lower.thread_percentage:g} %", f"{most:g} %", instance)
         given[THREADS] = f"{lower.thread_percentage:g}"
     if lower.client_priority is not None:
         if lower.client_priority < (instance.client_priority or 0):
@@ -73,13 +81,13 @@ def build(inherited: Mapping[str, str], instance: Instance, devices: Sequence[De
     return found
 
 
-def _limits_mib(instance: Instance, devices: Sequence[Device], memory: Quantity) -> dict[int, int]:
+def _limits_mib(instance: Instance, devices: Sequence[Device], memory: Quantity, called: str) -> dict[int, int]:
     limits = {}
     for ordinal, device in enumerate(devices):
         most_mib = device.memory_mib if instance.limit is None else instance.limit.on(device.memory_mib)
         mib = memory.on(device.memory_mib)
         if most_mib is not None and mib > most_mib:
-            raise _above("--memory", f"{memory} ({mib} MiB)", f"{most_mib} MiB on {device}", instance)
+            raise _above(called, f"{memory} ({mib} MiB)", f"{most_mib} MiB on {device}", instance)
         limits[ordinal] = mib
     return limits
 

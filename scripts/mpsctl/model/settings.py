@@ -11,6 +11,7 @@ from typing import Mapping
 
 from mpsctl.model import checked_values as checked
 from mpsctl.model import quantity, shares
+from mpsctl.model.client_unit import check_clients
 from mpsctl.model.setting import Former, Setting
 
 SECTIONS = ("Instance", "Limits", "Clients", "Daemon", "Timeouts")
@@ -315,6 +316,13 @@ SETTINGS: tuple[Setting, ...] = (
         " front door.",
         checked.check_yes_or_no,
         null_refused=True,
+    ),
+    Setting(
+        "mps_clients",
+        "list",
+        None,
+        "Units of systemd whose processes are clients of an instance, each wired to it by a drop-in. null means none.",
+        check_clients,
     ),
     Setting(
         "mps_metrics_directory",

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import Mapping
+from typing import Mapping, Sequence
 
 from mpsctl.model.daemon_environment import PIPE_DIRECTORY, VISIBLE_DEVICES
+from mpsctl.model.places import FINGERPRINT
 from mpsctl.store import configuration
 from mpsctl.store.world import World
 
@@ -25,10 +26,22 @@ def of(world: World, name: str) -> dict[str, str]:
     instance = configuration.load(world, name)
     with world.nvml() as nvml:
         devices = configuration.resolve(instance, nvml.gpus())
-    return {
-        PIPE_DIRECTORY: instance.pipe_directory,
-        VISIBLE_DEVICES: ",".join(device.uuid for device in devices),
-    }
+    return variables(instance.pipe_directory, [device.uuid for device in devices])
+
+
+def variables(public: str, devices: Sequence[str]) -> dict[str, str]:
+    """The variables for clients that find their daemon at a public directory; ``devices`` are its own by UUID."""
+    return {PIPE_DIRECTORY: public, VISIBLE_DEVICES: ",".join(devices)}
+
+
+def file(name: str, found: Mapping[str, str]) -> str:
+    """The text of an instance's file of variables: KEY=value lines, which systemd (EnvironmentFile=), docker, podman
+    and compose (``--env-file``, ``env_file``) read alike, and a shell with ``set -a``."""
+    head = (
+        f"{FINGERPRINT}: what clients of instance {name} export.",
+        f"# For EnvironmentFile= of systemd and --env-file of docker and podman. Does one come in? mpsctl ready {name}",
+    )
+    return "\n".join([*head, render(found, "systemd")]) + "\n"
 
 
 def render(variables: Mapping[str, str], kind: str) -> str:

@@ -65,7 +65,11 @@ def _partial_files(world: World) -> Iterator[Path]:
     for name in UNIT_FILES:
         yield from _begun(files.partial_files(places.units, name), _OF_TEXT)
     yield from _begun(files.partial_files(places.program.parent, places.program.name), _OF_PROGRAM)
-    yield from _begun(files.partial_files(places.configuration, "*.conf"), _OF_TEXT)
+    for pattern in ("*.conf", "*.env"):
+        yield from _begun(files.partial_files(places.configuration, pattern), _OF_TEXT)
+    for folder in (places.units, places.user_units):
+        for path in sorted(folder.glob("*.d")):
+            yield from _begun(files.partial_files(path, "mps-fleet*.conf"), _OF_TEXT)
     for directory in (
         places.state,
         saved_compute_modes.directory(world),

@@ -114,6 +114,7 @@ def host(root: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr(procfs, "groups", lambda pid: table[pid].gids if pid in table else ())
     monkeypatch.setattr(procfs, "parent", lambda pid: table[pid].parent if pid in table else 0)
     monkeypatch.setattr(control_groups, "whose", made.whose)
+    monkeypatch.setattr(control_groups, "paths", made.groups_of)
     monkeypatch.setattr(procfs, "container", lambda pid: table[pid].container if pid in table else None)
     monkeypatch.setattr(procfs, "unit", lambda pid: table[pid].unit if pid in table else None)
     monkeypatch.setattr(procfs, "namespace", lambda pid, kind: f"{kind}:[{table[pid].mounts if pid in table else 1}]")

@@ -610,6 +610,13 @@ class Host:
         found = self.processes.get(pid)
         return Whose(uid) if found is None else Whose(uid, found.group, found.container or "", job=found.job)
 
+    def groups_of(self, pid: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """As ``control_groups.paths``; what stands behind a ``//`` in a process's group is a user's."""
+        found = self.processes.get(pid)
+        made, _, below = ("" if found is None else found.group).partition("//")
+        roots = tuple(filter(None, made.split("/")))
+        return (*roots, *filter(None, below.split("/"))), roots
+
     def launch(self, environment: dict[str, str]) -> FakeDaemon:
         """A control daemon, as ExecStart does it."""
         flags = environment.pop("MPS_CONTROL_FLAGS", "")

@@ -47,6 +47,7 @@ def test_what_is_done_is_what_is_listed(fleet: Fleet) -> None:
         f"install {fleet.host.places.program}",
         f"write {fleet.unit}",
         f"write {fleet.host.places.conf('0')}",
+        f"write {fleet.host.places.client_environment('0')}",
         "enable mps-control@0.service",
         "enable mps-front-door@0.socket",
         "reload systemd's units",

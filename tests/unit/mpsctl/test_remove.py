@@ -84,7 +84,7 @@ def test_check_says_all_of_it_and_changes_nothing(installed: Host) -> None:
     assert [entry["after_header"] for entry in answer.diff if "(absent)" in entry["after_header"]] == [
         f"{path} (absent)"
         for path in [
-            *(installed.places.conf(name) for name in ("0", "1")),
+            *(installed.places.configuration / f"{name}.{kind}" for name in ("0", "1") for kind in ("conf", "env")),
             *(installed.places.units / name for name in UNITS[:1] + UNITS[:0:-1]),
         ]
     ]
