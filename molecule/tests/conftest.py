@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -9,16 +10,29 @@ from pathlib import Path
 from typing import Any, Callable
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 PROJECT = Path(__file__).resolve().parents[2]
 LIMIT_MIB = 4096
 
 
+@functools.cache
 def _lab_hosts() -> dict[str, dict[str, Any]]:
     """What the lab says of each of this run's hosts, by name."""
     done = subprocess.run([PROJECT / "lab/lab", "list", "--json"], capture_output=True, text=True, check=True)
     prefix = os.environ["MPS_LAB_PREFIX"]
     return {host["name"]: host for host in json.loads(done.stdout) if host["name"].startswith(f"{prefix}-")}
+
+
+class _ByHost(LoadScopeScheduling):  # type: ignore[misc]
+    """The tests of one host come one after the other, those of several beside each other."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return next((name for name in _lab_hosts() if f"[ansible://{name}" in nodeid), "")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByHost:
+    return _ByHost(config, log)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -58,6 +58,16 @@ def test_a_server_that_does_not_answer_jams_its_daemon_until_it_does(simulation:
         assert simulation.ask(f"get_server_status {server}") == [["ACTIVE"]]
 
 
+def test_a_server_that_is_to_say_so_is_in_fault_and_none_beside_it(simulation: Simulation, version: int) -> None:
+    """FAULT is the daemon's own word for a server whose status is 0 (control daemons 550, 555; 535 has no status)."""
+    simulation.start()
+    server = simulation.ready()
+    for fault, word in ((server + 1, "ACTIVE"), (server, "FAULT"), (None, "ACTIVE")):
+        simulation.order(*([] if fault is None else [f"fault={fault}"]))
+        said = simulation.ask(f"get_server_status {server}")
+        assert said == [[word]] or (version < 550 and "Unknown command" in str(said))
+
+
 def test_a_client_lost_in_its_start_jams_where_that_is_ordered(simulation: Simulation) -> None:
     """As NVIDIA's own server did on an H200 with driver 580: later clients hang, and the daemon with them."""
     simulation.order("jam=lost-client")

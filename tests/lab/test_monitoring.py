@@ -1,7 +1,6 @@
 """A real Prometheus, Alertmanager and node exporter watch two hosts: each alert comes, arrives and goes again.
 
-Only of a server in FAULT there is no planted fault here: the lab's stand-in server makes none. The rule's own test
-has it.
+The control daemon is NVIDIA's, the server in FAULT is the lab's stand-in that says so.
 """
 
 from __future__ import annotations
@@ -183,6 +182,20 @@ def test_a_daemon_that_does_not_last_and_a_restart_that_waits(fleet: Watched) ->
     until(lambda: wanted <= fleet.alerts(), "both have their alerts", lambda: sorted(wanted - fleet.alerts()))
     host.run("systemctl stop keeps-it; systemctl restart mps-control@0 mps-control@1")
     fleet.quiet("and lose them")
+
+
+def test_a_server_in_fault(fleet: Watched) -> None:
+    host = fleet.hosts[1]
+    client(host, "1", "in-fault")
+    host.run(
+        "until mpsctl clients 1 --json | grep -q '\"pid\"'; do sleep 0.1; done;"
+        " echo fault=$(mpsctl control 1 get_server_list) >/run/mps-lab/standin-server"
+    )
+    fault = ("MpsServerFault", host.name, "1")
+    until(lambda: fault in fleet.alerts(), "the server's state is an alert")
+    assert {one for one in fleet.alerts() if one[0] == "MpsServerFault"} == {fault}
+    host.run("systemctl stop in-fault; rm /run/mps-lab/standin-server")
+    fleet.quiet("and goes with it")
 
 
 def test_what_nvml_does_not_tell_is_absent_and_never_zero(fleet: Watched) -> None:

@@ -18,6 +18,7 @@ assert _spec is not None
 assert _spec.loader is not None
 _shared = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_shared)
+pytest_xdist_make_scheduler = _shared.pytest_xdist_make_scheduler
 pytest_collection_finish = _shared.pytest_collection_finish
 status, ask, eventually, as_desired = _shared.status, _shared.ask, _shared.eventually, _shared.as_desired
 

@@ -9,9 +9,10 @@ import signal
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Optional
+from typing import Any, Callable, Iterator, Optional
 
 import pytest
 from hypothesis import given
@@ -220,6 +221,22 @@ def test_signals_are_passed_on_and_the_command_decides(live: Host, number: signa
         " pathlib.Path(sys.argv[2]).touch(); time.sleep(60)"
     )
 
+    # It waits until the command is there, for the process as a whole takes the signal.
+    with sent_when_there(number, flag):
+        assert run(live, sys.executable, "-c", script, str(int(number)), str(flag)) == 42
+    assert number not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_a_command_that_dies_of_a_signal_ends_as_in_a_shell(live: Host) -> None:
+    flag = live.places.root / "ready"
+    with sent_when_there(signal.SIGTERM, flag):
+        assert run(live, "sh", "-c", f"touch {flag}; exec sleep 600") == 143
+
+
+@contextmanager
+def sent_when_there(number: signal.Signals, flag: Path) -> Iterator[None]:
+    """A signal for this process as soon as the command has made its flag."""
+
     def send() -> None:
         while not flag.exists():
             time.sleep(0.01)
@@ -229,54 +246,55 @@ def test_signals_are_passed_on_and_the_command_decides(live: Host, number: signa
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [number])  # as the main thread will: none else may take it
     sender.start()
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    # It waits until the command is there, for the process as a whole takes the signal.
-    assert run(live, sys.executable, "-c", script, str(int(number)), str(flag)) == 42
+    yield
     sender.join()
-    assert number not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-
-
-def test_a_command_that_dies_of_a_signal_ends_as_in_a_shell(live: Host) -> None:
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    timer.start()
-    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    assert run(live, "sleep", "30") == 143
 
 
 # -- the proof
 
 
-def become_client(host: Host, in_s: float, probe: str = "NVML", command: str = "sleep") -> None:
-    """The last descendant of ours with this word in its command becomes a client, by one of the lists."""
+def become_client(host: Host, probe: str = "NVML", when: Optional[threading.Event] = None) -> None:
+    """The process that ``until_proven`` starts last becomes a client, by one of the lists, once ``when`` is."""
 
     def act() -> None:
-        found: list[int] = []
-        while not found:  # on a busy machine the command takes its time to start
-            found = [pid for pid in procfs.tree(os.getpid()) if command in procfs.command(pid)]
+        if when is not None:
+            when.wait()
+        there = host.places.root / "descendant"
+        while not there.exists():  # on a busy machine the command takes its time to start
             time.sleep(0.01)
+        pid = int(there.read_text())
         if probe == "NVML":
-            host.nvml.clients_mib = {max(found): 514}
+            host.nvml.clients_mib = {pid: 514}
         elif probe == "the daemon":
-            host.running().start_server(9001, [max(found)])
+            host.running().start_server(9001, [pid])
 
-    timer = threading.Timer(in_s, act)
-    timer.daemon = True
-    timer.start()
+    threading.Thread(target=act, daemon=True).start()
+
+
+def until(flag: Path) -> str:
+    """A line of shell that waits for a flag."""
+    return f"while [ ! -e {flag} ]; do sleep 0.05; done"
 
 
 def until_proven(host: Host, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """A command with a child of its own that ends with 3 as soon as it was proven to be a client."""
     flag = host.places.root / "proven"
+    when_said(monkeypatch, "is an MPS client", flag.touch)
+    there = host.places.root / "descendant"
+    script = f"echo $$ >{there}.partial; mv {there}.partial {there}; {until(flag)}; exit 3"
+    return ("sh", "-c", f"sh -c '{script}'; exit $?")
+
+
+def when_said(monkeypatch: pytest.MonkeyPatch, words: str, act: Callable[[], None]) -> None:
+    """Do something as soon as a line with these words was said."""
     really = lifecycle._say
 
     def say(request: Request, report: lifecycle.Report, text: str) -> None:
         really(request, report, text)
-        if "is an MPS client" in text:
-            flag.touch()
+        if words in text:
+            act()
 
     monkeypatch.setattr(lifecycle, "_say", say)
-    waiting = f"while [ ! -e {flag} ]; do sleep 0.05; done; exit 3"
-    return ("sh", "-c", f"sh -c '{waiting}'; exit $?")
 
 
 @pytest.mark.parametrize("probe", ["NVML", "the daemon"])
@@ -284,7 +302,7 @@ def test_a_client_is_proven_by_nvml_or_by_the_daemon(
     live: Host, probe: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = until_proven(live, monkeypatch)
-    become_client(live, 0.2, probe, "while")
+    become_client(live, probe)
     code, found = report(live, *command, require_mps=True)
     assert code == 3
     assert (found["became_client"], found["seen_by"], found["why_not"]) == (True, probe, None)
@@ -296,21 +314,23 @@ def test_a_client_is_proven_by_nvml_or_by_the_daemon(
 
 def test_a_short_client_is_found_in_the_journal(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[int] = set()
+    flag = live.places.root / "looked"
     real = procfs.tree
 
     def tree(root: int) -> list[int]:
         seen.add(root)
+        flag.touch()
         return real(root)
 
     monkeypatch.setattr(procfs, "tree", tree)
     line = "[2026-11-29 10:00:00.000 Server 9001] Received new client request NEW CLIENT {} from user 0: Server"
     monkeypatch.setattr(live.systemd, "journal", lambda unit, lines: [line.format(pid) for pid in seen])
-    code, found = report(live, "sleep", "0.3", require_mps=True)
+    code, found = report(live, "sh", "-c", until(flag), require_mps=True)
     assert (code, found["seen_by"]) == (0, "the journal")
 
 
 def test_what_never_opened_cuda_is_told_so(live: Host, capfd: pytest.CaptureFixture[str]) -> None:
-    code, found = report(live, "sleep", "0.2")
+    code, found = report(live, "true")
     assert code == 0
     assert found["became_client"] is False
     lines = capfd.readouterr().err.splitlines()
@@ -323,50 +343,76 @@ def test_what_never_opened_cuda_is_told_so(live: Host, capfd: pytest.CaptureFixt
 
 
 def test_after_the_time_for_the_proof_it_is_told_and_still_looked_for(
-    live: Host, capfd: pytest.CaptureFixture[str]
+    live: Host, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    become_client(live, 1.0)
-    assert run(live, "sleep", "3", prove_timeout_s=0.3, require_mps=True) == 0
+    command = until_proven(live, monkeypatch)
+    told = threading.Event()
+    when_said(monkeypatch, "not an MPS client after", told.set)
+    become_client(live, when=told)
+    assert run(live, *command, prove_timeout_s=0.3, require_mps=True) == 3
     first, second = capfd.readouterr().err.splitlines()
     assert first.startswith("mpsctl run: not an MPS client after 0.3 s: ")
     assert "is an MPS client (seen by NVML)" in second
 
 
-_OPENS_CUDA = "import mmap,sys,time; f=open(sys.argv[1],'r+b'); m=mmap.mmap(f.fileno(),0); time.sleep(0.6)"
+_OPENS_CUDA = """\
+import mmap, os, sys, time
+file = open(sys.argv[1], "r+b")
+mapped = mmap.mmap(file.fileno(), 0)
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.01)
+"""
 
 
-def opened_cuda(host: Host) -> list[str]:
-    """A command that maps a file of libcuda's name."""
-    library = host.places.root / "libcuda.so.1"
+@pytest.fixture
+def opened_cuda(live: Host, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """A command that maps a file of libcuda's name, and ends when that was seen."""
+    library, flag = live.places.root / "libcuda.so.1", live.places.root / "seen"
     library.write_bytes(b"x" * 4096)
-    return [sys.executable, "-c", _OPENS_CUDA, str(library)]
+    really = lifecycle.Watch.look
+
+    def look(watch: lifecycle.Watch, nvml: Any, ask_daemon: bool) -> bool:
+        found = really(watch, nvml, ask_daemon)
+        if watch.opened_cuda:
+            flag.touch()
+        return found
+
+    monkeypatch.setattr(lifecycle.Watch, "look", look)
+
+    def command() -> list[str]:
+        flag.unlink(missing_ok=True)  # of the one before
+        return [sys.executable, "-c", _OPENS_CUDA, str(library), str(flag)]
+
+    return command
 
 
-def test_why_not_no_door(live: Host) -> None:
+def test_why_not_no_door(live: Host, opened_cuda: Callable[[], list[str]]) -> None:
     (live.pipe_root / "0/control").unlink()
-    _, found = report(live, *opened_cuda(live))
+    _, found = report(live, *opened_cuda())
     assert "there is no front door" in str(found["why_not"])
     assert "outside MPS" in str(found["why_not"])
 
 
-def test_why_not_its_own_variables(live: Host) -> None:
-    _, found = report(live, "env", "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", *opened_cuda(live))
+def test_why_not_its_own_variables(live: Host, opened_cuda: Callable[[], list[str]]) -> None:
+    _, found = report(live, "env", "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", *opened_cuda())
     assert "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps instead of" in str(found["why_not"])
-    _, found = report(live, "env", "CUDA_VISIBLE_DEVICES=GPU-00", *opened_cuda(live))
+    _, found = report(live, "env", "CUDA_VISIBLE_DEVICES=GPU-00", *opened_cuda())
     assert found["became_client"] is False
-    _, found = report(live, "env", "CUDA_VISIBLE_DEVICES=7", *opened_cuda(live))
+    _, found = report(live, "env", "CUDA_VISIBLE_DEVICES=7", *opened_cuda())
     assert "names no GPU of this instance" in str(found["why_not"])
 
 
-def test_why_not_a_directory_that_may_not_be_entered(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_not_a_directory_that_may_not_be_entered(
+    live: Host, opened_cuda: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reachability, "myself", lambda: reachability.User(31001))
     (live.pipe_root / "0").chmod(0o700)
-    _, found = report(live, *opened_cuda(live))
+    _, found = report(live, *opened_cuda())
     assert "on the way to the pipe directory, may not be entered by user 31001 (mode 0700" in str(found["why_not"])
 
 
-def test_why_not_when_cuda_was_opened_and_nobody_lists_it(live: Host) -> None:
-    _, found = report(live, *opened_cuda(live))
+def test_why_not_when_cuda_was_opened_and_nobody_lists_it(live: Host, opened_cuda: Callable[[], list[str]]) -> None:
+    _, found = report(live, *opened_cuda())
     assert "it opened CUDA and no list of clients has it" in str(found["why_not"])
 
 
@@ -406,7 +452,7 @@ def test_a_report_that_cannot_be_written_is_refused_before(live: Host, tmp_path:
 
 def test_where_nvml_goes_away_the_daemon_tells(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     command = until_proven(live, monkeypatch)
-    become_client(live, 0.2, "the daemon", "while")
+    become_client(live, "the daemon")
     calls = []
     world = live.world
 

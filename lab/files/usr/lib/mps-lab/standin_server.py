@@ -12,6 +12,7 @@ and is read again whenever something comes. Lines, all optional:
     start_delay_s=2     it becomes ready this late
     jam=lost-client     a client that ends between the daemon's descriptor and its own first words jams it for good, as
                         was seen on an H200 with driver 580
+    fault=4711          the server with this pid says that it is in FAULT; nothing else becomes of it or its clients
 
 No options stand in its first line: the second word of its command line is what an MPS server is known by.
 
@@ -35,7 +36,7 @@ from typing import Callable, Optional
 ORDERS = "/run/mps-lab/standin-server"
 FROM_CLIENT, TO_CLIENT = b"SIMULATED-CLIENT\0", b"STAND-IN-SERVER\0"
 _CREDENTIALS, _SERVER, _READY = b"OUTBCRED\0", b"\1\0\0\0", b"\0\0\0\0"
-_ACTIVE = 1
+_FAULT, _ACTIVE = 0, 1
 _DAEMON_NAME = "nvidia-cuda-mps-control"[:15]
 """As the kernel cuts it."""
 _LOOK_S = 0.05
@@ -115,10 +116,10 @@ class Server:
             12: self._set_limit,
             13: self._end_client,
             14: self._list_processes,
-            17: lambda: self._say(_ACTIVE),
+            17: lambda: self._say(_FAULT if orders().get("fault") == str(os.getpid()) else _ACTIVE),
         }
         """By the word with which the daemon asks. 7, the clients by device: none, for it has no devices. 17, the
-        status: anything but 0, which is FAULT."""
+        status: 0 is FAULT, anything else ACTIVE."""
 
     def become_ready(self) -> None:
         """Connect as a server does: the daemon then sends its defaults and counts it as ready."""
