@@ -22,7 +22,7 @@ from mpsctl.store.world import World
 
 _SCRIPTS = dict(zip(("Prolog", "Epilog", "TaskProlog"), SCRIPTS))
 """What each line of slurm.conf names in ``places.scripts``."""
-_LEAST_S = 60
+_LEAST_SECONDS = 60
 _LINE = Pattern(r"(?P<key>[A-Za-z]+)(?:\[[0-9]+\])?\s*=\s*(?P<value>.*?)\s*")
 _NONE = ("", "(null)")
 
@@ -116,8 +116,8 @@ def of_configuration(conf: Mapping[str, tuple[str, ...]], places: Places, own_sc
         yield Lack("mps in GresTypes", "gpu and shard alone", remedy)
     for key in ("PrologEpilogTimeout", "PrologTimeout"):
         bound = next(iter(conf.get(key, ())), "").partition(" ")[0]
-        if bound.isdigit() and int(bound) < _LEAST_S:
-            yield Lack(f"{key}={bound}", f"{_LEAST_S} s or more", "a daemon that just restarts is waited for", True)
+        if bound.isdigit() and int(bound) < _LEAST_SECONDS:
+            yield Lack(f"{key}={bound}", f"{_LEAST_SECONDS} s or more", "a daemon that just restarts is waited for", True)
 
 
 def _words(conf: Mapping[str, tuple[str, ...]], key: str) -> set[str]:
