@@ -25,10 +25,11 @@ one() {{
   for try in $(seq {tries}); do
     {client} --hold 100000 >$place/$1.out 2>&1 & pid=$!
     while kill -0 $pid 2>/dev/null; do
-      grep -q '"client"' $place/$1.out && touch $place/$1.in
-      [ "$(ls $place/*.in 2>/dev/null | wc -l)" -ge {clients} ] && touch $place/all
+      [ -e $place/$1.in ] || ! grep -q '"client"' $place/$1.out || touch $place/$1.in
+      set -- $1 $place/*.in
+      [ ! -e $place/$1.in ] || [ $# -le {clients} ] || touch $place/all
       if [ -e $place/all ]; then kill $pid 2>/dev/null; exit 0; fi
-      sleep 0.1
+      sleep 0.3
     done
     rm -f $place/$1.in
   done

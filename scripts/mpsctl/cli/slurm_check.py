@@ -55,7 +55,8 @@ def check(world: World, options: argparse.Namespace) -> int:
     wanted = needed_lines(world.places, instances)
     if options.json:
         lacks = [{**vars(one), "line": str(one)} for one in found]
-        output.say_json({"node": node, "lines": wanted, "lacks": lacks, "good": not needed})
+        names = [one.name for one in instances]
+        output.say_json({"node": node, "instances": names, "lines": wanted, "lacks": lacks, "good": not needed})
         return 1 if needed else 0
     for file, lines in wanted.items():
         output.say(f"{file}:")
@@ -117,7 +118,9 @@ def of_configuration(conf: Mapping[str, tuple[str, ...]], places: Places, own_sc
     for key in ("PrologEpilogTimeout", "PrologTimeout"):
         bound = next(iter(conf.get(key, ())), "").partition(" ")[0]
         if bound.isdigit() and int(bound) < _LEAST_SECONDS:
-            yield Lack(f"{key}={bound}", f"{_LEAST_SECONDS} s or more", "a daemon that just restarts is waited for", True)
+            yield Lack(
+                f"{key}={bound}", f"{_LEAST_SECONDS} s or more", "a daemon that just restarts is waited for", True
+            )
 
 
 def _words(conf: Mapping[str, tuple[str, ...]], key: str) -> set[str]:

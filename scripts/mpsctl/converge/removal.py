@@ -31,7 +31,7 @@ from mpsctl.converge.unit_steps import ReloadSystemd
 from mpsctl.lifecycle import drain, host_lock
 from mpsctl.model.checked_values import DRAIN_TIMEOUT_S, REFUSE, TERMINATE, WAIT
 from mpsctl.model.errors import MpsctlError, NotReady, one_line
-from mpsctl.model.names import HEALTH, SCRIPTS, TIMER, UNIT_FILES
+from mpsctl.model.names import HEALTH, SCRIPTS, SLURMD_DROP_IN, TIMER, UNIT_FILES
 from mpsctl.model.places import Places
 from mpsctl.observe import host as observed
 from mpsctl.observe import remains
@@ -209,7 +209,8 @@ def _metrics(world: World, needs: Mapping[str, str]) -> Iterator[RemoveMetrics]:
 
 
 def _scripts(places: Places) -> list[Path]:
-    return [places.scripts / name for name in SCRIPTS]
+    """What Slurm runs of ours, and what orders its daemon."""
+    return [*(places.scripts / name for name in SCRIPTS), places.units / SLURMD_DROP_IN]
 
 
 def _remains(found: _Found, needs: Mapping[str, str]) -> Iterator[Step]:

@@ -23,3 +23,5 @@ def door_service(name: str) -> str:
 
 SCRIPTS = ("slurm-prolog", "slurm-epilog", "slurm-task-prolog")
 """What Slurm runs of ours."""
+SLURMD_DROP_IN = "slurmd.service.d/mps-fleet.conf"
+"""What orders Slurm's daemon, among the units."""
