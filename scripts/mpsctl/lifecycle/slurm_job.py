@@ -271,14 +271,15 @@ class _WhyNot:
 
 
 def _why_not(world: World, job: Job, known: Optional[GpuFacts]) -> Iterator[_WhyNot]:
-    """Another user's clients are no reason: where one user is served at a time, the job's wait their turn."""
+    """What is the user's own is no reason to drain a node: where one user is served at a time, the job's clients wait
+    their turn, and the front door refuses who is not in the instance's group."""
     host = look(world, [share.instance for share in job.shares], isolated=True, known_gpus=known)
     judged = report.report(host, STATUS)
     for share in job.shares:
         name = share.instance
         found = ready.in_look(host, name, Whose(job.uid, job=job.job), 1)
         why = found.why_not
-        if why is not None and why.cause != ANOTHER_USER:
+        if why is not None and why.cause not in (ANOTHER_USER, ready.GROUP):
             yield _WhyNot(f"instance {name} is not ready: {why}", why.cause == _DRAIN)
         processes = judged.check(name, _GPU_PROCESSES)
         if processes.level == CRITICAL:

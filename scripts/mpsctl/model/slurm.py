@@ -3,12 +3,13 @@
 The number of shards stands only in the detailed view of a job (`scontrol show job -o -d ID`), in two forms:
 ``GRES=shard:3(3/8,0/8,0/8,0/8)`` has the shards of each GPU beside what it has (24.11.5), ``GRES=shard:3(IDX:0)`` the
 GPU alone (22.05.8). A name, a comment or a path of the job may say the same words, a line feed among them, and they are
-the user's. So every place in the text is read, and the least counts: nobody can write himself more.
+the user's. So every place in the text is read, and the least counts: nobody can write himself more, nor anything for
+which a node would be drained.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Iterator, Optional, Sequence
 
 from mpsctl.model.errors import BadValue, NotReady
@@ -27,10 +28,12 @@ GPU, SHARD, MPS = "gpu", "shard", "mps"
 
 @dataclass(frozen=True)
 class Part:
-    """What a job has of one GPU: ``mine`` of its ``every`` shards. A whole GPU is 1 of 1."""
+    """What a job has of one GPU: ``mine`` of its ``every`` shards. A whole GPU is 1 of 1. ``disputed`` is whether the
+    text says several things, which is its user's doing: what it has is then no less than one shard."""
 
     mine: int
     every: int
+    disputed: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -41,8 +44,9 @@ class Part:
         return 100 * self.mine / self.every
 
     def clients(self, most: int) -> int:
-        """How many of so many clients are this part, rounded down."""
-        return most * self.mine // self.every
+        """How many of so many clients are this part, rounded down; ``most`` is no less than the GPU has shards."""
+        found = most * self.mine // self.every
+        return max(1, found) if self.disputed else found
 
     def __str__(self) -> str:
         return "all of it" if self.is_whole else f"{self.mine} of {self.every} shards"
@@ -57,9 +61,9 @@ class Said:
     every: Optional[int]
 
     def part(self, shards: Optional[int]) -> Optional[Part]:
-        """By the shards that each GPU of the node has, None where they are not known or it cannot be."""
+        """By the shards that each GPU of the node has, None where they are not known."""
         every = self.every or shards
-        return Part(self.mine, every) if every and 0 < self.mine <= every else None
+        return Part(self.mine, every) if every else None
 
 
 def gpus(text: str) -> tuple[int, ...]:
@@ -98,7 +102,8 @@ def said(text: str, node: str, wanted: Sequence[int]) -> dict[int, list[Said]]:
 
 
 def part(every: Sequence[Said], shards: Optional[int]) -> Part:
-    """The least of what is said. ``shards`` is how many each GPU of the node has, None where that is not known.
+    """The least of what is said and can be. ``shards`` is how many each GPU of the node has, None where that is not
+    known.
 
     :raises NotReady: if the number of all shards is not known.
     """
@@ -109,7 +114,11 @@ def part(every: Sequence[Said], shards: Optional[int]) -> Part:
             "found shards of a GPU and not how many it has; expected as many on each GPU: write `Name=shard Count=N` in"
             " gres.conf with N a multiple of the GPUs"
         )
-    return min(known, key=lambda one: one.mine / one.every)
+    possible = [one for one in known if 0 < one.mine <= one.every]
+    if not possible:
+        raise NotReady(f"found {known[0]} of a GPU, expected no more than it has; see gres.conf")
+    least = min(possible, key=lambda one: one.mine / one.every)
+    return replace(least, disputed=len(set(known)) > 1)
 
 
 def mps_refused() -> BadValue:

@@ -57,19 +57,24 @@ FORGED = (
 @pytest.mark.parametrize("forged", FORGED)
 @pytest.mark.parametrize("place", ["name", "comment"])
 def test_no_name_and_no_comment_of_a_job_gives_it_more(gres: str, forged: str, place: str) -> None:
-    try:
-        (found,) = parts(gres, 0, **{place: forged})  # type: ignore[arg-type]
-    except NotReady:  # 9 of 8 shards are nobody's: refused
-        assert "shard:9" in forged
-        return
-    assert found.mine / found.every == 3 / 8
+    (found,) = parts(gres, 0, **{place: forged})  # type: ignore[arg-type]
+    assert (found.mine, found.every, found.disputed) == (3, 8, True)
+
+
+@pytest.mark.parametrize("gres", ["shard:3(3/8,0/8)", "shard:3(IDX:0)"])
+@pytest.mark.parametrize("forged", ["shard:1(1/999999)", "shard:1(1/8)"])
+def test_who_writes_himself_less_has_one_client_and_drains_no_node(gres: str, forged: str) -> None:
+    (found,) = parts(gres, 0, name=f"Nodes=n-01 CPU_IDs=0 Mem=0 GRES={forged}")
+    assert found.clients(8) == 1
 
 
 def test_what_is_said_twice_counts_as_the_least() -> None:
-    assert slurm.part([Said(8, 8), Said(3, 8), Said(1, 1)], None) == Part(3, 8)
-    assert slurm.part([Said(1, 1), Said(3, None)], 8) == Part(3, 8)
-    with pytest.raises(NotReady):
-        slurm.part([Said(3, None)], None)
+    assert slurm.part([Said(8, 8), Said(3, 8), Said(1, 1)], None) == Part(3, 8, disputed=True)
+    assert slurm.part([Said(1, 1), Said(3, None)], 8) == Part(3, 8, disputed=True)
+    assert slurm.part([Said(3, 8), Said(3, 8)], None) == Part(3, 8), "an array says the same of each of its jobs"
+    for said in (Said(3, None), Said(9, 8)):
+        with pytest.raises(NotReady):
+            slurm.part([said], None)
 
 
 def test_what_is_of_another_node_or_gpu_says_nothing() -> None:

@@ -221,6 +221,11 @@ def test_a_daemon_that_is_back_within_the_bound_is_waited_for(
     assert begin(node, slurm, "shard:1(1/8)", 0) is not None
 
 
+def test_who_is_not_in_the_instances_group_drains_no_node(node: Host, slurm: Slurm) -> None:
+    instance(node, "0", Group="root")
+    assert begin(node, slurm, "shard:1(1/8)", 0, uid=65534) is not None
+
+
 def test_a_process_outside_mps_is_named(node: Host, slurm: Slurm) -> None:
     pid = node.process("python3", "python3 train.py", {}, 2000)
     node.nvml.outside_mib.setdefault(uuid(0), {})[pid] = 500
