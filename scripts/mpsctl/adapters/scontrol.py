@@ -46,6 +46,14 @@ def configuration() -> str:
     return _ask("show", "config")
 
 
+def begin_anew(job: str, hold: bool) -> None:
+    """End a job, and have it wait in the queue; with ``hold`` until somebody lets it go on.
+
+    :raises NotReady: as ``_ask``; also for a job that may not be queued twice.
+    """
+    _ask("requeuehold" if hold else "requeue", job)
+
+
 def drain(node: str, reason: str) -> None:
     """Let no new job on a node. What a failing Prolog has Slurm write there does not replace the reason (22.05.8,
     24.11.5).

@@ -20,6 +20,7 @@ from mpsctl.store.world import World
 _JOB, _USER, _NODE, _GPUS = "SLURM_JOB_ID", "SLURM_JOB_UID", "SLURMD_NODENAME", "SLURM_JOB_GPUS"
 _OF_STEP, _TASK = "SLURM_STEP_GPUS", "SLURM_LOCALID"
 _HAS_GPUS = (_GPUS, _OF_STEP, "SLURM_GPUS_ON_NODE", "SLURM_SHARDS_ON_NODE")
+_RESTARTS, _MOST_RESTARTS = "SLURM_JOB_RESTART_COUNT", 10
 _BY_MPS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 
@@ -45,6 +46,10 @@ def _prolog(world: World, options: argparse.Namespace) -> int:
         job = slurm_job.begin(
             world, slurm_job.Begins(str(_number(_JOB)), _number(_USER), os.environ.get(_NODE, ""), gpus)
         )
+    except model.NothingGiven as error:  # a user can bring that about as well: no reason to drain the node
+        output.say(f"mpsctl slurm: {error}", stream=sys.stderr)
+        _begin_anew()
+        job = None
     except (MpsctlError, OSError) as error:
         _drain(error)
         raise
@@ -70,6 +75,17 @@ def _epilog(world: World, options: argparse.Namespace) -> int:
         for one in ended:
             output.say(f"pid {one.pid} of the job was left: {', '.join(one.steps)}")
     return 0
+
+
+def _begin_anew() -> None:
+    """What Slurm begins all the same has no share: its TaskProlog fails."""
+    from mpsctl.adapters import scontrol
+
+    again = os.environ.get(_RESTARTS, "0")
+    try:
+        scontrol.begin_anew(str(_number(_JOB)), hold=not again.isdigit() or int(again) >= _MOST_RESTARTS)
+    except MpsctlError as error:
+        output.say(f"mpsctl slurm: {error}", stream=sys.stderr)
 
 
 def _drain(error: Exception) -> None:

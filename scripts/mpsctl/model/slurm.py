@@ -26,6 +26,10 @@ _INDEX = "IDX:"
 GPU, SHARD, MPS = "gpu", "shard", "mps"
 
 
+class NothingGiven(NotReady):
+    """Slurm began a job on a node and gave it nothing there."""
+
+
 @dataclass(frozen=True)
 class Part:
     """What a job has of one GPU: ``mine`` of its ``every`` shards. A whole GPU is 1 of 1. ``disputed`` is whether the
@@ -80,12 +84,16 @@ def gpus(text: str) -> tuple[int, ...]:
 def said(text: str, node: str, wanted: Sequence[int]) -> dict[int, list[Said]]:
     """What is said that a job has of each of these GPUs of a node, by `scontrol show job -o -d`.
 
+    :raises NothingGiven: if the text says that it has nothing of the node.
     :raises NotReady: if the text does not say it.
     :raises BadValue: for gres/mps.
     """
     found: dict[int, list[Said]] = {number: [] for number in wanted}
     has_mps = False
     for gres in _of_node(text, node):
+        if not gres:
+            line = f"found a job with GPUs and an empty GRES= on {shown(node)} in `scontrol show job -d`"
+            raise NothingGiven(f"{line}, expected what Slurm gave it; it is to begin anew")
         has_mps = has_mps or any(match["name"] == MPS for match in _GRES.finditer(gres))
         for number, one in _each(gres):
             if number in found:

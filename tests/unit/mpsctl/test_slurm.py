@@ -8,7 +8,7 @@ import pytest
 
 from mpsctl.model import slurm
 from mpsctl.model.errors import BadValue, NotReady
-from mpsctl.model.slurm import Part, Said
+from mpsctl.model.slurm import NothingGiven, Part, Said
 
 NEW = (
     "JobId=100 JobName={name} UserId=alice(2001) JobState=RUNNING Reason=Prolog NodeList=n-01 JOB_GRES=shard:3  "
@@ -82,8 +82,10 @@ def test_what_is_of_another_node_or_gpu_says_nothing() -> None:
         parts("shard:3(3/8,0/8)", 0, node="n-02")
     with pytest.raises(NotReady):
         parts("shard:3(3/8,0/8)", 1)
-    with pytest.raises(NotReady):
+    with pytest.raises(NothingGiven):
         parts("", 0)
+    with pytest.raises(NothingGiven):
+        parts("", 0, name=FORGED[0])
     with pytest.raises(NotReady):
         parts("shard:3(IDX:0,1)", 0)
 

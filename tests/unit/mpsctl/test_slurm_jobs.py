@@ -32,6 +32,8 @@ class Slurm:
     states: dict[str, str] = field(default_factory=dict)
     gres: str = "gpu:2,shard:16"
     drained: list[tuple[str, str]] = field(default_factory=list)
+    anew: list[tuple[str, bool]] = field(default_factory=list)
+    refuses: bool = False
 
     def job(self, job: str) -> str:
         if job not in self.has:
@@ -42,6 +44,11 @@ class Slurm:
     def node(self, node: str) -> str:
         return f"NodeName={node} Gres={self.gres} GresDrain=N/A"
 
+    def begin_anew(self, job: str, hold: bool) -> None:
+        if self.refuses:
+            raise NotReady("Requested operation is presently disabled")
+        self.anew.append((job, hold))
+
     def drain(self, node: str, reason: str) -> None:
         self.drained.append((node, reason))
 
@@ -49,7 +56,7 @@ class Slurm:
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
     found = Slurm()
-    for name in ("job", "node", "drain"):
+    for name in ("job", "node", "drain", "begin_anew"):
         monkeypatch.setattr(scontrol, name, getattr(found, name))
     return found
 
@@ -373,6 +380,24 @@ def test_what_is_not_run_by_slurm_is_refused(
 ) -> None:
     environment(monkeypatch, **variables)
     assert mpsctl("slurm", "prolog") == BadValue.exit_code
+
+
+@pytest.mark.parametrize(("again", "refuses", "anew"), [("1", False, [False]), ("10", False, [True]), ("1", True, [])])
+def test_a_job_that_slurm_gave_nothing_begins_anew_and_drains_no_node(
+    node: Host,
+    slurm: Slurm,
+    mpsctl: Shell,
+    monkeypatch: pytest.MonkeyPatch,
+    again: str,
+    refuses: bool,
+    anew: list[bool],
+) -> None:
+    slurm.has["7"], slurm.refuses = "", refuses
+    environment(monkeypatch, SLURM_JOB_ID="7", SLURM_JOB_UID="1000", SLURMD_NODENAME=NODE, SLURM_JOB_GPUS="0")
+    monkeypatch.setenv("SLURM_JOB_RESTART_COUNT", again)
+    assert mpsctl("slurm", "prolog") == 0
+    assert [hold for _, hold in slurm.anew] == anew
+    assert (slurm.drained, told(node), jobs.read(node.places, "7")) == ([], "each-job=0", None)
 
 
 def test_gres_mps_is_refused(node: Host, slurm: Slurm, mpsctl: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
