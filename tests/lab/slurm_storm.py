@@ -20,6 +20,7 @@ OVER = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT", "BOOT_FAIL",
 
 # Who came in says so by a file, and goes once all have said so at the same moment: else it comes anew.
 JOB = """#!/bin/sh
+env | grep -e ^SLURM_JOB_GPUS= -e ^CUDA -e ^SLURM_SHARDS -e ^SLURM_RESTART
 place=/tmp/storm-$SLURM_JOB_ID; rm -rf $place; mkdir -p $place
 one() {{
   for try in $(seq {tries}); do
@@ -31,6 +32,7 @@ one() {{
       if [ -e $place/all ]; then kill $pid 2>/dev/null; exit 0; fi
       sleep 0.3
     done
+    cat $place/$1.out
     rm -f $place/$1.in
   done
   exit 1
@@ -39,6 +41,7 @@ for number in $(seq {clients}); do one $number & workers="$workers $!"; done
 code=0
 for worker in $workers; do wait $worker || code=1; done
 [ -e $place/all ] || code=1
+echo "ends with $code"
 rm -rf $place
 exit $code
 """
@@ -48,7 +51,8 @@ def submit(dice: random.Random, uids: list[str], number: int) -> tuple[str, int]
     """A job's id, and how many shards it asks for."""
     shards = dice.choice((1, 1, 1, 1, 2, 2, 2, 3, 4, 5, 6, 7, 8))
     uid = uids[number % len(uids)]
-    words = ["setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", "sbatch", "--parsable", "-o", "/dev/null"]
+    words = ["setpriv", "--reuid", uid, "--regid", uid, "--clear-groups"]
+    words += ["sbatch", "--parsable", "-o", "/tmp/storm-%j.log"]
     script = JOB.format(tries=TRIES, client=CLIENT, clients=shards)
     done = subprocess.run(
         [*words, f"--gres=shard:{shards}"], input=script, capture_output=True, text=True, check=True, cwd="/tmp"
