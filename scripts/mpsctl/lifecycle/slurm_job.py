@@ -143,10 +143,15 @@ def _served(world: World, gpus: Sequence[Gpu], wanted: Sequence[int]) -> list[_S
         gpu.uuid: gpu.index if (minor := hardware.device_minor(gpu.pci_address)) is None else minor for gpu in gpus
     }
     left = dict.fromkeys(wanted)
-    found = []
+    found: list[_Served] = []
+    refused: Optional[BadValue] = None
     for name in configuration.names(world):
-        instance = configuration.load(world, name)
-        devices = configuration.resolve(instance, gpus)
+        try:
+            instance = configuration.load(world, name)
+            devices = configuration.resolve(instance, gpus)
+        except BadValue as error:  # of an instance that may be of other GPUs
+            refused = error
+            continue
         mine = tuple(numbers[device.gpu.uuid] for device in devices)
         if not left.keys() & set(mine):
             continue
@@ -160,7 +165,7 @@ def _served(world: World, gpus: Sequence[Gpu], wanted: Sequence[int]) -> list[_S
             left.pop(number, None)
         found.append(_Served(instance, devices, mine))
     if left:
-        raise BadValue(
+        raise refused or BadValue(
             f"GPU {', '.join(map(str, left))} without an instance", "one for each GPU of gres.conf", "converge the host"
         )
     return found

@@ -194,6 +194,13 @@ def test_an_instance_of_other_gpus_as_well_is_refused(host: Host, slurm: Slurm) 
         begin(host, slurm, "gpu:1(IDX:5)", 5)
 
 
+def test_a_broken_file_of_another_gpu_is_in_nobodys_way(node: Host, slurm: Slurm) -> None:
+    node.places.conf("1").write_text("# Managed by mps-fleet\n[Instance]\nGPUs=x\n")
+    assert begin(node, slurm, "shard:1(1/8,0/8)", 0) is not None
+    with pytest.raises(BadValue, match=r"1\.conf"):
+        begin(node, slurm, "shard:1(0/8,1/8)", 1, job="8")
+
+
 def test_gpus_go_by_the_numbers_of_their_device_files(
     node: Host, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
