@@ -22,8 +22,8 @@ demo: setup ## set everything up, boot a small fleet with simulated GPUs, put MP
 	@scripts/demo.sh $(DEMO_HOSTS) $(DEMO_GPUS)
 
 .PHONY: test
-test: setup lint unit ## everything that must hold: style, units, contracts, real systemd hosts
-	@$(MAKE) -j5 contract controllers attackers molecule sentences  # they wait more than they compute
+test: setup lint lab-parts ## everything that must hold: style, units, contracts, real systemd hosts
+	@$(MAKE) -j5 molecule controllers attackers unit contract sentences  # they wait more than they compute
 
 .PHONY: setup
 setup: $(VENV)/.complete ## install what the rest needs (apt packages, a Python environment in .venv)

@@ -7,7 +7,8 @@ It creates one context, looks at what it may have, and prints one JSON line:
 whether that worked; with ``--hold-s S`` it keeps the context that long, with ``--hold-while FILE`` as long as
 there is that file, probing it all the time, and prints a second line that says how it ended and what is free
 to it then. ``--take-mib N`` keeps N MiB meanwhile (or as much of it as there is, with ``--take-all``); with
-``--fault-on FILE`` it writes to an illegal address as soon as there is that file. A CUDA error ends it with exit
+``--fault-on FILE`` it writes to an illegal address as soon as there is that file. With ``--spin-ms N`` it is always in
+a kernel of N ms, until it is ended; ``--stubborn`` ignores SIGTERM. A CUDA error ends it with exit
 code 1 and a JSON line that names the call and the code.
 """
 
@@ -17,6 +18,7 @@ import argparse
 import ctypes
 import json
 import os
+import signal
 import sys
 import time
 
@@ -38,6 +40,26 @@ WILD_WRITE = b"""
     mov.u64 %address, 16;
     mov.u32 %value, 1;
     st.global.u32 [%address], %value;
+    ret;
+}
+\0"""
+
+
+SPIN = b"""
+.version 6.0
+.target sm_50
+.address_size 64
+.visible .entry spin(.param .u64 nanoseconds)
+{
+    .reg .pred %goes_on;
+    .reg .u64 %end, %now, %span;
+    ld.param.u64 %span, [nanoseconds];
+    mov.u64 %end, %globaltimer;
+    add.u64 %end, %end, %span;
+again:
+    mov.u64 %now, %globaltimer;
+    setp.lt.u64 %goes_on, %now, %end;
+    @%goes_on bra again;
     ret;
 }
 \0"""
@@ -74,6 +96,17 @@ class Cuda:
                 piece_mib //= 2
         return taken_mib
 
+    def spin(self, milliseconds: int) -> None:
+        """Kernels of that length one after the other, until an error."""
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        self.call("cuModuleLoadData", ctypes.byref(module), SPIN)
+        self.call("cuModuleGetFunction", ctypes.byref(function), module, b"spin")
+        span = ctypes.c_uint64(milliseconds * 1_000_000)
+        arguments = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(span), ctypes.c_void_p))
+        while True:
+            self.call("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, None, arguments, None)
+            self.call("cuCtxSynchronize")
+
     def write_wildly(self) -> None:
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self.call("cuModuleLoadData", ctypes.byref(module), WILD_WRITE)
@@ -92,7 +125,11 @@ def main() -> int:
     parser.add_argument("--take-mib", type=int, default=0)
     parser.add_argument("--take-all", action="store_true")
     parser.add_argument("--fault-on", metavar="FILE")
+    parser.add_argument("--spin-ms", type=int, default=0)
+    parser.add_argument("--stubborn", action="store_true")
     options = parser.parse_args()
+    if options.stubborn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if options.uid is not None:
         os.setgroups([])
         os.setgid(options.uid)
@@ -124,6 +161,8 @@ def main() -> int:
         if options.take_mib:
             said["taken_mib"] = cuda.take_mib(options.take_mib, options.take_all)
         print(json.dumps(said), flush=True)
+        if options.spin_ms:
+            cuda.spin(options.spin_ms)
         end = time.monotonic() + options.hold_s
         while time.monotonic() < end or (options.hold_while and os.path.exists(options.hold_while)):
             time.sleep(0.2)

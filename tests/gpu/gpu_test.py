@@ -16,6 +16,7 @@ from typing import Callable, TextIO
 
 import bench_trial
 import consent_trial
+import ends_trial
 import front_door_trial
 import limits_trial
 import metrics_trial
@@ -66,6 +67,7 @@ PARTS: dict[str, Callable[[Host], None]] = {
 }
 LONG: dict[str, Callable[[Host], None]] = {
     **front_door_trial.PARTS,
+    "ends": ends_trial.part,
     "places": places_trial.part,
     "sweeps": bench_trial.long,
     "models": bench_trial.torch,

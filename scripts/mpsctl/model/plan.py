@@ -276,7 +276,9 @@ def hints(memory_mib: int, limit_mib: int, costs: Costs) -> list[str]:
     """What frameworks that take the whole GPU must be told; MPS does not change the total that a process sees.
 
     ``memory_mib`` is the GPU's memory as NVML tells it. What a framework may take is the limit without the context
-    and without FRAMEWORK_MIB. In this order: PyTorch, TensorFlow, vLLM; empty where nothing is left to take.
+    and without FRAMEWORK_MIB. In this order: PyTorch, TensorFlow, JAX, vLLM, SGLang; empty where nothing is left to
+    take. JAX takes its fraction of the total since jaxlib 0.4.1 (its release notes), SGLang of what was free before
+    the model was loaded (its source, `mem_fraction_static`).
     """
     own_mib, total_mib = limit_mib - costs.context_mib - FRAMEWORK_MIB, costs.cuda_total_mib(memory_mib)
     if own_mib <= 0 or 10_000 * own_mib < total_mib:
@@ -289,7 +291,10 @@ def hints(memory_mib: int, limit_mib: int, costs: Costs) -> list[str]:
         f"PyTorch: PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128 and torch.cuda.set_per_process_memory_fraction"
         f"({fraction}): a fraction of the whole card, {sums} / {total_mib} MiB",
         f"TensorFlow: TF_FORCE_GPU_ALLOW_GROWTH=true, or a logical device with memory_limit={own_mib}: {sums}",
+        f"JAX: XLA_CLIENT_MEM_FRACTION={fraction} (before that name XLA_PYTHON_CLIENT_MEM_FRACTION): {sums} /"
+        f" {total_mib} MiB; it takes all of it at its first operation",
         f"vLLM: --gpu-memory-utilization {fraction}: {sums} / {total_mib} MiB; it does not start where less is free",
+        "SGLang: nothing; --mem-fraction-static is a part of what is free under the limit",
     ]
 
 

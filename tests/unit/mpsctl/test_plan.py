@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Optional
 
 import pytest
@@ -160,16 +161,25 @@ def test_a_refused_plan_gives_no_advice_against_mps(host: Host, limit_mib: int, 
 
 
 def test_hints_are_scaled_to_the_limit(host: Host) -> None:
-    torch, tensorflow, vllm = plan(host, limit_mib=20_480).hints
+    torch, tensorflow, jax, vllm, sglang = plan(host, limit_mib=20_480).hints
     assert "max_split_size_mb:128" in torch
     assert "set_per_process_memory_fraction(0.1387)" in torch
     assert "memory_limit=19869" in tensorflow
+    assert "XLA_CLIENT_MEM_FRACTION=0.1387 " in jax
     assert "--gpu-memory-utilization 0.1387" in vllm
+    assert sglang.startswith("SGLang: nothing; ")
+
+
+def test_the_page_on_frameworks_shows_the_hints_of_a_plan(host: Host) -> None:
+    page = (Path(__file__).parents[3] / "docs/clients/frameworks.md").read_text()
+    shown = [line.strip() for line in page.splitlines() if line.startswith("    ")]
+    for hint in plan(host, limit_mib=20_480).hints:
+        assert hint in shown
 
 
 def test_under_two_gibibytes_frameworks_are_told_less_than_pytorch_found_free() -> None:
     """Of a limit of 2 GiB PyTorch found 1437 MiB free, of 143155 (driver 580, H200)."""
-    *_, vllm = plans.hints(H200_MIB, 2048, Costs(514, 66, 616, 515, "an H200"))
+    *_, vllm, _ = plans.hints(H200_MIB, 2048, Costs(514, 66, 616, 515, "an H200"))
     share = re.search(r"utilization (\S+?):", vllm)
     assert share is not None
     assert 1422 < float(share[1]) * 143_155 <= 1437
@@ -192,20 +202,25 @@ def test_no_fraction_allows_more_than_the_limit_leaves(
     totals = (memory_mib - 616,) if known else (memory_mib, memory_mib - 300, memory_mib - 900)
     found = plans.hints(memory_mib, limit_mib, Costs(context_mib, 66, 616, context_mib + 1, "somewhere", None, assumed))
     for hint in found:
-        for pattern, unit_mib in ((r"fraction\((\S+?)\)", 0), (r"utilization (\S+?):", 0), (r"memory_limit=(\d+)", 1)):
+        for pattern, unit_mib in (
+            (r"fraction\((\S+?)\)", 0),
+            (r"utilization (\S+?):", 0),
+            (r"FRACTION=(\S+)", 0),
+            (r"memory_limit=(\d+)", 1),
+        ):
             value = re.search(pattern, hint)
             for total_mib in totals if value else ():
                 assert value is not None
                 assert float(value[1]) > 0
                 assert float(value[1]) * (unit_mib or total_mib) <= limit_mib - context_mib - plans.FRAMEWORK_MIB + 1e-6
-    assert len(found) in (0, 3)
+    assert len(found) in (0, 5)
 
 
 def test_hints_of_an_instance_with_devices_of_two_kinds_name_them(host: Host) -> None:
     host.nvml.all[1] = h200(1, name="Tesla T4", memory_mib=15_360)
     host.desired(GPUs="0 1", DeviceMemoryLimit="20%")
     found = planning.hints_of(host.world, "0")
-    assert [line.partition(":")[0] for line in found] == ["NVIDIA H200"] * 3 + ["Tesla T4"] * 3
+    assert [line.partition(":")[0] for line in found] == ["NVIDIA H200"] * 5 + ["Tesla T4"] * 5
     host.desired(GPUs="0", DeviceMemoryLimit="515M")
     assert planning.hints_of(host.world, "0") == [
         "a limit of 515 MiB leaves nothing for a framework: a context takes 514 MiB"
