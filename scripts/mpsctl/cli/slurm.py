@@ -20,6 +20,8 @@ from mpsctl.store.world import World
 _JOB, _USER, _NODE, _GPUS = "SLURM_JOB_ID", "SLURM_JOB_UID", "SLURMD_NODENAME", "SLURM_JOB_GPUS"
 _OF_STEP, _TASK = "SLURM_STEP_GPUS", "SLURM_LOCALID"
 _HAS_GPUS = (_GPUS, _OF_STEP, "SLURM_GPUS_ON_NODE", "SLURM_SHARDS_ON_NODE")
+_CONTEXT = "SLURM_SCRIPT_CONTEXT"
+"""Slurm sets it for each of its scripts (22.05.8, 24.11.5)."""
 _RESTARTS, _MOST_RESTARTS = "SLURM_JOB_RESTART_COUNT", 10
 _BY_MPS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
@@ -82,6 +84,8 @@ def _begin_anew() -> None:
     from mpsctl.adapters import scontrol
 
     again = os.environ.get(_RESTARTS, "0")
+    if _CONTEXT not in os.environ:
+        return
     try:
         scontrol.begin_anew(str(_number(_JOB)), hold=not again.isdigit() or int(again) >= _MOST_RESTARTS)
     except MpsctlError as error:
@@ -89,9 +93,11 @@ def _begin_anew() -> None:
 
 
 def _drain(error: Exception) -> None:
-    """Slurm drains the node by the exit code alone; with this it also says why."""
+    """Slurm drains the node by the exit code alone; with this it also says why. A person who tries it drains none."""
     from mpsctl.lifecycle import slurm_job
 
+    if _CONTEXT not in os.environ:
+        return
     try:
         slurm_job.drain_node(os.environ.get(_NODE, ""), error)
     except (MpsctlError, OSError) as second:

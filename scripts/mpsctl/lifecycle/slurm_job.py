@@ -68,17 +68,18 @@ def begin(world: World, begins: Begins) -> Optional[Job]:
     :raises BadValue: if what Slurm or the host says of itself does not fit MPS.
     :raises NotReady: if an instance is not ready within ``READY_S``, or the GPU is another's. The job has no share.
     """
+    asked = observed_gpus.begin(world, observed_gpus.TIMEOUT_S) if begins.gpus else None  # it answers meanwhile
     with jobs.locked(world):
         jobs.forget(world.places, begins.job)  # of a run before this one, that was requeued
     for name in configuration.names(world):
         admit.tell_jobs(world, name)
-    if not begins.gpus:
+    if asked is None:
         return None
     said = slurm.said(scontrol.job(begins.job), begins.node, begins.gpus)
     needs_node = any(one.every is None for each in said.values() for one in each)
     shards = slurm.shards_of_gpu(scontrol.node(begins.node)) if needs_node else None
     parts = {number: slurm.part(each, shards) for number, each in said.items()}
-    known = observed_gpus.answer(observed_gpus.begin(world, observed_gpus.TIMEOUT_S))
+    known = observed_gpus.answer(asked)
     if known.unread is not None:
         raise NotReady(known.unread.words)
     shares = [_share(served, parts) for served in _served(world, known.gpus, begins.gpus)]
@@ -278,7 +279,7 @@ class _WhyNot:
 def _why_not(world: World, job: Job, known: Optional[GpuFacts]) -> Iterator[_WhyNot]:
     """What is the user's own is no reason to drain a node: where one user is served at a time, the job's clients wait
     their turn, and the front door refuses who is not in the instance's group."""
-    host = look(world, [share.instance for share in job.shares], isolated=True, known_gpus=known)
+    host = look(world, [share.instance for share in job.shares], isolated=len(job.shares) > 1, known_gpus=known)
     judged = report.report(host, STATUS)
     for share in job.shares:
         name = share.instance

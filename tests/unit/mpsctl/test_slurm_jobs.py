@@ -346,6 +346,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_SCRIPT_CONTEXT", "prolog_slurmd")
 
 
 def test_a_prolog_and_an_epilog_as_slurm_runs_them(
@@ -387,6 +388,19 @@ def test_what_is_not_run_by_slurm_is_refused(
 ) -> None:
     environment(monkeypatch, **variables)
     assert mpsctl("slurm", "prolog") == BadValue.exit_code
+
+
+def test_a_person_who_tries_it_drains_no_node(
+    node: Host, slurm: Slurm, mpsctl: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.stop("0")
+    slurm.has["7"] = "shard:3(3/8)"
+    environment(monkeypatch, SLURM_JOB_ID="7", SLURM_JOB_UID="1000", SLURMD_NODENAME=NODE, SLURM_JOB_GPUS="0")
+    monkeypatch.delenv("SLURM_SCRIPT_CONTEXT")
+    assert mpsctl("slurm", "prolog") != 0
+    slurm.has["7"] = ""
+    assert mpsctl("slurm", "prolog") == 0
+    assert (slurm.drained, slurm.anew) == ([], [])
 
 
 @pytest.mark.parametrize(("again", "refuses", "anew"), [("1", False, [False]), ("10", False, [True]), ("1", True, [])])
