@@ -25,6 +25,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "bookworm": ("docker.io", "docker-compose", "busybox-static"),
         "trixie": ("docker.io", "docker-cli", "docker-compose", "busybox-static"),
     },
+    "slurm": dict.fromkeys(("bookworm", "trixie"), ("slurmctld", "slurmd", "slurm-client", "munge")),
 }
 """What a group is made of, by Debian's release."""
 

@@ -148,6 +148,21 @@ def drain(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def slurm(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "step",
+        choices=("prolog", "epilog", "task-prolog", "check"),
+        metavar="STEP",
+        help="prolog, epilog (root's) and task-prolog (the user's), as slurm.conf names them; check: whether it does",
+    )
+    parser.add_argument("--node", metavar="NAME", help="with check: this node's name in Slurm (default: the host's)")
+    parser.add_argument(
+        "--own-scripts",
+        action="store_true",
+        help="with check: Prolog=, Epilog= and TaskProlog= are the site's own, and run ours",
+    )
+
+
 def remove(parser: argparse.ArgumentParser) -> None:
     only_check(parser)
     parser.add_argument(

@@ -134,7 +134,8 @@ def _drop_in(host: _Host, client: ClientUnit, instance: Instance) -> str:
     lines = [_HEAD]
     if client.scope == SYSTEM:
         unit = instance.unit
-        lines += ["[Unit]", f"Wants={unit}", f"After={unit} {instance.door}"]
+        # No Wants=: a unit that starts anew while MPS stops would have systemd cancel the stop (252, 257).
+        lines += ["[Unit]", f"After={unit} {instance.door}"]
         lines += [f"PartOf={unit}"] if client.when_mps_stops == END else []
     lines += ["[Service]", f"EnvironmentFile={host.places.client_environment(instance.name)}"]
     lines += [f"Environment={key}={value}" for key, value in host.lower(client, instance).items()]

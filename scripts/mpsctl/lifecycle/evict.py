@@ -50,6 +50,8 @@ class Evicted:
     taken_off: list[tuple[str, Ended]] = field(default_factory=list)
     left: list[tuple[str, ClientFacts]] = field(default_factory=list)
     unknown: dict[str, str] = field(default_factory=dict)
+    settled: bool = True
+    """whether two looks in a row found nobody; else its processes become clients again and again"""
     ended: list[int] = field(default_factory=list)
     alive: list[int] = field(default_factory=list)
     told: set[int] = field(default_factory=set)
@@ -61,6 +63,7 @@ class Evicted:
             "taken_off": [{"instance": name, **one.as_json()} for name, one in self.taken_off],
             "left": [{"instance": name, "pid": one.pid, "command": one.command} for name, one in self.left],
             "unknown": self.unknown,
+            "settled": self.settled,
             "ended": self.ended,
             "alive": self.alive,
         }
@@ -111,6 +114,7 @@ def _running(world: World, found: Evicted) -> list[_Running]:
 def _take_off(world: World, found: Evicted, running: list[_Running], end_s: float) -> None:
     """Look, and take off whom the look found, until two looks in a row find nobody."""
     empty = 0
+    found.settled = not running
     while empty < _LOOKS and running:
         seen = _look(world, found, running, end_s)
         found.left = [(one.name, client) for one, every in seen for _, client in every]
@@ -118,6 +122,7 @@ def _take_off(world: World, found: Evicted, running: list[_Running], end_s: floa
         for one, every in seen:
             if every:
                 _take_off_one(world, found, one, every)
+        found.settled = empty >= _LOOKS
         if world.now_s() >= end_s:
             return
         if empty < _LOOKS:
@@ -171,20 +176,25 @@ def _take_off_one(world: World, found: Evicted, one: _Running, every: Sequence[C
 
 
 def _end(world: World, found: Evicted, running: list[_Running], end_s: float) -> None:
-    """Signals for all processes of the target, with its clients taken off before each."""
+    """Signals for all processes of the target, with its clients taken off before each.
+
+    SIGTERM goes to each once. SIGKILL goes to all that are there, again until nobody is: one that is killed may have
+    started another a moment before.
+    """
     known: dict[int, int] = {}
     for number, until_s in ((signal.SIGTERM, end_s - _LAST_S), (signal.SIGKILL, end_s)):
-        members = _members(found.target)
-        if not members:
-            break
-        _take_off(world, found, running, until_s)
-        if found.left or found.unknown:
-            return
-        for pid, started_at in members.items():
-            if _send(pid, started_at, number):
-                known[pid] = started_at
-        while world.now_s() < until_s and any(procfs.lives(pid, at) for pid, at in members.items()):
+        while True:
+            members = _members(found.target)
+            if not members:
+                break
             _take_off(world, found, running, until_s)
+            if found.left or found.unknown:
+                return
+            for pid, started_at in members.items():
+                if (number == signal.SIGKILL or pid not in known) and _send(pid, started_at, number):
+                    known[pid] = started_at
+            if world.now_s() >= until_s:
+                break
             world.sleep_s(_PAUSE_S)
     found.ended = [pid for pid, at in known.items() if not procfs.lives(pid, at)]
     found.alive = sorted(_members(found.target))

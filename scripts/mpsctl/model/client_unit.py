@@ -24,7 +24,7 @@ _UNIT = Pattern(r"[A-Za-z0-9:_.\\-][A-Za-z0-9:_.\\@-]{0,239}\.(?:service|scope|s
 _OURS = ("mps-control@", "mps-front-door@", "mps-health.")
 _MOST = 500
 _EXAMPLE = "write for example {unit: api.service, instance: '0'}"
-_LEAST_END_S = 5
+_LEAST_SECONDS = 5
 """Three of these seconds are kept for SIGKILL."""
 
 
@@ -143,6 +143,6 @@ def _one_of(entry: Mapping[str, Any], key: str, words: tuple[str, ...]) -> str:
 
 def _end_s(value: Any) -> int:
     seconds = checked.check_timeout_s(value)
-    if seconds < _LEAST_END_S:
-        raise BadValue(f"end_within_s {seconds}", f"at least {_LEAST_END_S} seconds", "write for example 30")
+    if seconds < _LEAST_SECONDS:
+        raise BadValue(f"end_within_s {seconds}", f"at least {_LEAST_SECONDS} seconds", "write for example 30")
     return seconds

@@ -82,6 +82,20 @@ class Places:
         return self.root / "run/mps-fleet/.turn"
 
     @property
+    def jobs_lock(self) -> Path:
+        """The lock of whoever tells front doors of batch jobs; that it is there says that they are told."""
+        return self.root / "run/mps-fleet/.jobs"
+
+    def job(self, job: str) -> Path:
+        """What is on record of a batch job, for its user to read."""
+        return self.jobs_lock.with_name(f".job-{job}.json")
+
+    @property
+    def scripts(self) -> Path:
+        """What Slurm runs of ours, where playbooks/slurm.yml puts it."""
+        return self.root / "usr/local/lib/mps-fleet"
+
+    @property
     def gpus_lock(self) -> Path:
         """The lock of a start that looks which GPUs other instances have, and takes its own."""
         return self.root / "run/mps-fleet/.gpus"

@@ -51,7 +51,6 @@ def test_a_unit_of_the_system(converged: Fleet) -> None:
     assert answer.error is None
     assert lines(drop_in(converged)) == [
         "[Unit]",
-        "Wants=mps-control@0.service",
         "After=mps-control@0.service mps-front-door@0.socket",
         "PartOf=mps-control@0.service",
         "[Service]",
@@ -77,7 +76,7 @@ def test_changed_and_taken_off_again_with_its_folder(converged: Fleet) -> None:
     run(converged, API, {"unit": "web.service", "instance": "1"})
     answer = run(converged, {**API, "instance": 1})
     assert answer.error is None
-    assert "Wants=mps-control@1.service" in lines(drop_in(converged))
+    assert "PartOf=mps-control@1.service" in lines(drop_in(converged))
     assert not wants(converged).exists()
     assert not drop_in(converged, "web.service").parent.exists()
     assert lines(wants(converged, "1"))[-1] == "Wants=api.service"
@@ -119,8 +118,8 @@ def test_what_the_host_cannot_give_is_refused_before_anything_changes(
 
 def test_a_gpu_names_its_instance(converged: Fleet) -> None:
     run(converged, {"unit": "api.service", "gpu": 1}, {"unit": "web.service", "gpu": uuid(0)})
-    assert "Wants=mps-control@1.service" in lines(drop_in(converged))
-    assert "Wants=mps-control@0.service" in lines(drop_in(converged, "web.service"))
+    assert "PartOf=mps-control@1.service" in lines(drop_in(converged))
+    assert "PartOf=mps-control@0.service" in lines(drop_in(converged, "web.service"))
 
 
 def test_a_template_is_not_started_and_a_kept_unit_is_no_part_of_mps(converged: Fleet) -> None:

@@ -101,7 +101,7 @@ def test_workers_without_end_are_given_up_at_the_bound(served: Host) -> None:
 
     daemon.before_command = respawn
     began_s = served.clock.now_s
-    run(served, bound_s=5)
+    assert not run(served, bound_s=5).settled
     assert served.clock.now_s - began_s < 6
 
 
@@ -199,14 +199,14 @@ def test_a_worker_that_comes_after_sigterm_is_taken_off_before_sigkill(
 
     def send(pid: int, started_at: int, number: signal.Signals) -> bool:
         assert not is_client(pid), "a client got a signal"
-        if number == TERM:
+        if (pid, number) == (master, TERM):
             served.clock.when(1, lambda: late.append(join(served)))
         return signalled(pid, started_at, number)
 
     monkeypatch.setattr(procfs, "send", send)
     found = run(served, end=True)
     assert pids(found) == [("0", late[0])]
-    assert served.signals == [(master, TERM), (master, KILL), (late[0], KILL)]
+    assert served.signals == [(master, TERM), (late[0], TERM), (master, KILL)]
 
 
 def test_this_program_and_what_started_it_are_spared(served: Host) -> None:
@@ -219,6 +219,25 @@ def test_this_program_and_what_started_it_are_spared(served: Host) -> None:
     mine = join(served)
     assert run(served, end=True).ended == [mine]
     assert {shell, me, front_end} <= set(served.processes)
+
+
+def test_one_that_a_killed_process_started_a_moment_before_is_killed_as_well(
+    served: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master = join(served, connects=False)
+    served.processes[master].ignores = frozenset({TERM})
+    signalled, late = served.signal, []
+
+    def send(pid: int, started_at: int, number: signal.Signals) -> bool:
+        if (pid, number) == (master, KILL):
+            late.append(join(served))
+        return signalled(pid, started_at, number)
+
+    monkeypatch.setattr(procfs, "send", send)
+    found = run(served, end=True)
+    assert pids(found) == [("0", late[0])]
+    assert sorted(found.ended) == [master, late[0]]
+    assert found.alive == []
 
 
 # -- the verb
