@@ -100,7 +100,7 @@ def wired(host: Host) -> None:
     soft(f"{done} ends cost the neighbour nothing", lost == 0, lost)
     print(f"   errors of the ended: {sorted(set(codes(host, 'ended') + codes(host, 'stubborn')))} (810: taken off)")
     print(f"   errors of the neighbour: {codes(host, 'neighbour')}")
-    host.run("journalctl -b -o cat -t mps --no-pager | grep "by the daemon" | tail -3", check=False)
+    host.run("journalctl -b -o cat -t mps --no-pager | grep 'by the daemon' | tail -3", check=False)
     host.run("systemctl stop ended", quiet=True)
 
 

@@ -314,7 +314,9 @@ def _framework(client: ClientFacts, held: int, limit: int, total: int, costs: Co
             f"{who} takes {share:g} of {total_mib} MiB, its limit of {limit} MiB leaves {own_mib} MiB beside a context"
             f" of {costs.context_mib} MiB"
         )
-        return [diagnose("framework-cache", LIKELY, line, remedy=hints[2])] if share * total_mib > own_mib else []
+        return (
+            [diagnose("framework-cache", LIKELY, line, remedy=hints[plans.VLLM])] if share * total_mib > own_mib else []
+        )
     if held <= _NEAR * limit:
         return []
     variables = procfs.environment(client.pid) or {}
@@ -322,8 +324,8 @@ def _framework(client: ClientFacts, held: int, limit: int, total: int, costs: Co
         if variables.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() == "true":
             return []
         line = f"{who} uses TensorFlow without TF_FORCE_GPU_ALLOW_GROWTH: it takes all that is free"
-        return [diagnose("framework-cache", LIKELY, line, remedy=hints[1])]
+        return [diagnose("framework-cache", LIKELY, line, remedy=hints[plans.TENSORFLOW])]
     if procfs.maps(client.pid, "libtorch_cuda"):
         line = f"{who} uses PyTorch, whose allocator keeps what it once had"
-        return [diagnose("framework-cache", POSSIBLE, line, remedy=hints[0])]
+        return [diagnose("framework-cache", POSSIBLE, line, remedy=hints[plans.PYTORCH])]
     return []

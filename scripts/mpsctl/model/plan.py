@@ -23,6 +23,7 @@ _RULE = (2, 8)
 """Processes per GPU, as a rule."""
 _LITTLE = Fraction(1, 20)
 """A limit that must shrink by at most this part for one more client misses by little: no reason against MPS."""
+PYTORCH, TENSORFLOW, JAX, VLLM, SGLANG = "PyTorch", "TensorFlow", "JAX", "vLLM", "SGLang"
 FRAMEWORK_MIB = 97
 """What a framework's own libraries take beside a bare context: of a limit of 2048 MiB PyTorch 2.11 found 1437 free
 once it was up, a bare context leaves 1534 (H200, driver 580). vLLM refuses to start where less is free than it is
@@ -185,7 +186,7 @@ def plan(card: Card, costs: Costs, desired: Desired) -> Plan:
     found.warnings += share_use.crowded(desired.shares, clients, [(card, costs)], demand)
     _advise_on_mps(found, desired)
     _advise_on_percentage(found, desired)
-    found.hints = hints(card.memory_mib, desired.limit_mib, costs)
+    found.hints = list(hints(card.memory_mib, desired.limit_mib, costs).values())
     return found
 
 
@@ -272,30 +273,32 @@ def _advise_on_percentage(found: Plan, desired: Desired) -> None:
         )
 
 
-def hints(memory_mib: int, limit_mib: int, costs: Costs) -> list[str]:
+def hints(memory_mib: int, limit_mib: int, costs: Costs) -> dict[str, str]:
     """What frameworks that take the whole GPU must be told; MPS does not change the total that a process sees.
 
     ``memory_mib`` is the GPU's memory as NVML tells it. What a framework may take is the limit without the context
-    and without FRAMEWORK_MIB. In this order: PyTorch, TensorFlow, JAX, vLLM, SGLang; empty where nothing is left to
-    take. JAX takes its fraction of the total since jaxlib 0.4.1 (its release notes), SGLang of what was free before
-    the model was loaded (its source, `mem_fraction_static`).
+    and without FRAMEWORK_MIB. A line by framework, which begins with its name; empty where nothing is left to take.
+    JAX takes its fraction of the total since jaxlib 0.4.1 (its release notes), SGLang of what was free before the model
+    was loaded (its source, `mem_fraction_static`).
     """
     own_mib, total_mib = limit_mib - costs.context_mib - FRAMEWORK_MIB, costs.cuda_total_mib(memory_mib)
     if own_mib <= 0 or 10_000 * own_mib < total_mib:
-        return []
+        return {}
     fraction = _fraction(own_mib, total_mib)
     sums = (
         f"({limit_mib} MiB limit - {costs.context_mib} MiB context - {FRAMEWORK_MIB} MiB for the framework's libraries)"
     )
-    return [
-        f"PyTorch: PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128 and torch.cuda.set_per_process_memory_fraction"
-        f"({fraction}): a fraction of the whole card, {sums} / {total_mib} MiB",
-        f"TensorFlow: TF_FORCE_GPU_ALLOW_GROWTH=true, or a logical device with memory_limit={own_mib}: {sums}",
-        f"JAX: XLA_CLIENT_MEM_FRACTION={fraction} (before that name XLA_PYTHON_CLIENT_MEM_FRACTION): {sums} /"
-        f" {total_mib} MiB; it takes all of it at its first operation",
-        f"vLLM: --gpu-memory-utilization {fraction}: {sums} / {total_mib} MiB; it does not start where less is free",
-        "SGLang: nothing; --mem-fraction-static is a part of what is free under the limit",
-    ]
+    of_total = f"{sums} / {total_mib} MiB"
+    told = {
+        PYTORCH: "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128 and torch.cuda.set_per_process_memory_fraction"
+        f"({fraction}): a fraction of the whole card, {of_total}",
+        TENSORFLOW: f"TF_FORCE_GPU_ALLOW_GROWTH=true, or a logical device with memory_limit={own_mib}: {sums}",
+        JAX: f"XLA_CLIENT_MEM_FRACTION={fraction} (before that name XLA_PYTHON_CLIENT_MEM_FRACTION): {of_total}; it"
+        " takes all of it at its first operation",
+        VLLM: f"--gpu-memory-utilization {fraction}: {of_total}; it does not start where less is free",
+        SGLANG: "nothing; --mem-fraction-static is a part of what is free under the limit",
+    }
+    return {framework: f"{framework}: {line}" for framework, line in told.items()}
 
 
 def _fraction(part_mib: int, total_mib: int) -> str:

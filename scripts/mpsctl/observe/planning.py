@@ -70,7 +70,7 @@ def hints_of(world: World, name: str) -> list[str]:
         limit_mib = instance.limit.on(card.memory_mib)
         costs = measured.costs_of(world, card.name, driver, instance.thread_percentage)
         nothing = f"a limit of {limit_mib} MiB leaves nothing for a framework: a context takes {costs.context_mib} MiB"
-        lines[card] = plans.hints(card.memory_mib, limit_mib, costs) or [nothing]
+        lines[card] = list(plans.hints(card.memory_mib, limit_mib, costs).values()) or [nothing]
     if len(lines) == 1:
         return next(iter(lines.values()))
     return [line if card is None else f"{card.name}: {line}" for card, found in lines.items() for line in found]

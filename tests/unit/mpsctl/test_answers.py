@@ -12,6 +12,7 @@ from fakes import Host, split_by_mig, uuid
 from mpsctl.adapters import hardware
 from mpsctl.checks import probe_client
 from mpsctl.lifecycle import health
+from mpsctl.model import plan as plans
 from mpsctl.model.finding import CRITICAL, Check
 from shell import Shell
 
@@ -288,6 +289,9 @@ def test_plan_refuses_on_one_line(mpsctl: Shell, words: list[str]) -> None:
     assert mpsctl.out == ""
 
 
+FRAMEWORKS = (plans.PYTORCH, plans.TENSORFLOW, plans.JAX, plans.VLLM, plans.SGLANG)
+
+
 @pytest.mark.usefixtures("running")
 def test_hints_are_comments_and_change_nothing_else(mpsctl: Shell) -> None:
     for kind in ("shell", "systemd"):
@@ -296,8 +300,7 @@ def test_hints_are_comments_and_change_nothing_else(mpsctl: Shell) -> None:
         assert mpsctl("env", "0", "--format", kind, "--hints") == 0
         assert mpsctl.out.startswith(plain)
         added = mpsctl.out[len(plain) :].splitlines()
-        assert len(added) == 3
-        assert all(line.startswith("# ") for line in added)
+        assert [line.partition(":")[0] for line in added] == [f"# {name}" for name in FRAMEWORKS]
         assert "--gpu-memory-utilization 0.0260" in mpsctl.out
     for kind in ("docker", "json"):
         assert mpsctl("env", "0", "--format", kind, "--hints") == 2

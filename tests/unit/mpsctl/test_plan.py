@@ -179,7 +179,7 @@ def test_the_page_on_frameworks_shows_the_hints_of_a_plan(host: Host) -> None:
 
 def test_under_two_gibibytes_frameworks_are_told_less_than_pytorch_found_free() -> None:
     """Of a limit of 2 GiB PyTorch found 1437 MiB free, of 143155 (driver 580, H200)."""
-    *_, vllm, _ = plans.hints(H200_MIB, 2048, Costs(514, 66, 616, 515, "an H200"))
+    vllm = plans.hints(H200_MIB, 2048, Costs(514, 66, 616, 515, "an H200"))[plans.VLLM]
     share = re.search(r"utilization (\S+?):", vllm)
     assert share is not None
     assert 1422 < float(share[1]) * 143_155 <= 1437
@@ -201,7 +201,7 @@ def test_no_fraction_allows_more_than_the_limit_leaves(
     # Of a card whose reserve was not measured any part may be reserved.
     totals = (memory_mib - 616,) if known else (memory_mib, memory_mib - 300, memory_mib - 900)
     found = plans.hints(memory_mib, limit_mib, Costs(context_mib, 66, 616, context_mib + 1, "somewhere", None, assumed))
-    for hint in found:
+    for hint in found.values():
         for pattern, unit_mib in (
             (r"fraction\((\S+?)\)", 0),
             (r"utilization (\S+?):", 0),

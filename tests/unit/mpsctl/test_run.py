@@ -29,6 +29,7 @@ from mpsctl.model.instance import Instance
 from mpsctl.model.quantity import parse
 from mpsctl.model.run_environment import Lower
 from mpsctl.observe import reachability
+from mpsctl.observe.client_watch import Watch
 
 _REAL = {name: getattr(procfs, name) for name in ("alive", "started_at", "name", "title", "environment", "pids")}
 INSTANCE = Instance("0", ("0", "1"), "/run/nvidia-mps/0", limit=parse("4G"), thread_percentage=50.0)
@@ -369,15 +370,15 @@ def opened_cuda(live: Host, monkeypatch: pytest.MonkeyPatch) -> Callable[[], lis
     """A command that maps a file of libcuda's name, and ends when that was seen."""
     library, flag = live.places.root / "libcuda.so.1", live.places.root / "seen"
     library.write_bytes(b"x" * 4096)
-    really = lifecycle.Watch.look
+    really = Watch.look
 
-    def look(watch: lifecycle.Watch, nvml: Any, ask_daemon: bool) -> bool:
+    def look(watch: Watch, nvml: Any, ask_daemon: bool) -> bool:
         found = really(watch, nvml, ask_daemon)
         if watch.opened_cuda:
             flag.touch()
         return found
 
-    monkeypatch.setattr(lifecycle.Watch, "look", look)
+    monkeypatch.setattr(Watch, "look", look)
 
     def command() -> list[str]:
         flag.unlink(missing_ok=True)  # of the one before
