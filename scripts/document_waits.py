@@ -70,6 +70,10 @@ OF_PROGRAM = (
     Wait("lifecycle.terminate._BY_ITSELF_S", "the end of clients that were taken off", "SIGTERM"),
     Wait("lifecycle.terminate._TERM_S", "the same after SIGTERM", "SIGKILL"),
     Wait("lifecycle.terminate._KILL_S", "the same after SIGKILL", "named, with its state"),
+    Wait("adapters.scontrol.TIMEOUT_S", "an answer of Slurm's scontrol", "an error; a Prolog or Epilog fails by it"),
+    Wait(
+        "lifecycle.slurm_job.READY_S", "a Prolog: its instances, to be ready", "Slurm drains the node with the reason"
+    ),
     Wait("lifecycle.terminate.BOUND_S", "all of these together", "named"),
     Wait("lifecycle.evict.BOUND_S", "`mpsctl evict`, unless `--timeout` says more", "who is connected still is named"),
     Wait("lifecycle.evict._ANSWER_S", "the same: a daemon, to answer one look or take one off", "it is asked no more"),

@@ -16,6 +16,8 @@ from mpslab.places import Places
 SIMULATED = ("NVML", "PCI bus", "NVIDIA driver")
 STANDIN_SERVER = "MPS server"
 _STANDIN, _SERVER = "/usr/lib/mps-lab/standin_server.py", "usr/sbin/nvidia-cuda-mps-server"
+SLURM = "slurm"
+"""The group of packages whose hosts need device files of their GPUs."""
 SIMULATED_GPU, REAL_GPU = "simulated", "real"
 USER = "root"
 _REAL_FILES = {
@@ -206,6 +208,9 @@ def _bus(host: Host) -> str:
     entries = bus_entries(host)
     lines += [f"d! {base}/{address} 0755" for address in sorted({path.partition("/")[0] for path in entries})]
     lines += [f"f! {base}/{path} 0444 - - - {text}\\n" for path, text in sorted(entries.items())]
+    if host.packages == SLURM:
+        lines.append("# Slurm counts character devices. These lead to no driver.")
+        lines += [f"c /dev/nvidia{index} 0666 root root - 195:{index}" for index in range(host.gpus)]
     return "\n".join(lines) + "\n"
 
 

@@ -20,8 +20,20 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "bookworm": ("prometheus", "prometheus-node-exporter", "prometheus-alertmanager", "sudo"),
         "trixie": ("prometheus", "promtool", "prometheus-node-exporter", "prometheus-alertmanager", "sudo"),
     },
+    "podman": dict.fromkeys(("bookworm", "trixie"), ("podman", "crun", "uidmap", "busybox-static")),
+    "docker": {
+        "bookworm": ("docker.io", "docker-compose", "busybox-static"),
+        "trixie": ("docker.io", "docker-cli", "docker-compose", "busybox-static"),
+    },
+    "slurm": dict.fromkeys(("bookworm", "trixie"), ("slurmctld", "slurmd", "slurm-client", "munge")),
 }
 """What a group is made of, by Debian's release."""
+
+NSPAWN: Mapping[str, tuple[str, ...]] = {
+    "docker": ("--system-call-filter=@keyring bpf", "--capability=CAP_NET_ADMIN,CAP_BPF"),
+}
+"""What a host with a group may do beyond others: dockerd and runc ask the kernel for keyrings and BPF programs. With
+CAP_NET_ADMIN it reaches the machine's network, so whoever starts dockerd tells it to leave that alone."""
 
 _INSTALL = """\
 set -eu

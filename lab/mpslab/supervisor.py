@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mpslab import cgroups, hosts, passthrough, processes
+from mpslab import cgroups, hosts, packages, passthrough, processes
 from mpslab.places import SOURCE
 from mpslab.places import places as lab_places
 
@@ -44,6 +44,7 @@ def nspawn_command(host: hosts.Host, base: Path) -> list[str]:
         "--timezone=off",
         "--console=read-only",
         "--kill-signal=SIGRTMIN+3",
+        *packages.NSPAWN.get(host.packages, ()),
         *(bind.option() for bind in binds),
     ]
 

@@ -135,6 +135,10 @@ class DoorHost:
         assert not check or done.returncode == 0, f"{self.name}: `{command}` ended with {done.returncode}:\n{said}"
         return said
 
+    def process(self, command: str) -> subprocess.Popen[bytes]:
+        """A shell command that goes on, with its standard input and output."""
+        return subprocess.Popen(self._ssh(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
     def client(self, *options: str, directory: str = f"{PUBLIC}/0", through: str = "", uid: int = 0) -> Client:
         """Begin a client. ``through`` is a command before it, such as unshare."""
         other = f"setpriv --reuid {uid} --regid {uid} --clear-groups" if uid else ""

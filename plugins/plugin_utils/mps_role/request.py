@@ -76,6 +76,7 @@ def request(values: Mapping[str, Any], places: Mapping[str, str], build: str, at
         "instance_per_gpu": _conf(values, {"gpus": [EACH]}) if entries is None else None,
         "clients": list(values[f"{PREFIX}clients"] or ()),
         "selinux_module": _selinux_module() if typed[f"{PREFIX}selinux_module"] else None,
+        "cdi": typed[f"{PREFIX}cdi"],
         # What a run may do, and nothing that a host is to be: it stands in no file there.
         **{key: values[PREFIX + key] for key in POLICY},
         **({"atomic": True} if atomic else {}),

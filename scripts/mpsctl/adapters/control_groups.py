@@ -10,7 +10,7 @@ import os
 import stat
 from pathlib import Path
 
-from mpsctl.adapters import procfs
+from mpsctl.adapters import job_steps, procfs
 from mpsctl.model.shares import Whose
 
 _ROOT = Path("/sys/fs/cgroup")
@@ -20,11 +20,13 @@ systemd's own of version 1 (cgroups(7))."""
 
 
 def whose(pid: int, uid: int) -> Whose:
-    """The process by its user and its control group. Where that cannot be read though the process lives, as with one
-    that a user nested too deep, ``group_untold`` says so; a process in no group of its own has none."""
+    """The process by its user, its control group and its batch job. Where the group cannot be read though the process
+    lives, as with one that a user nested too deep, ``group_untold`` says so; a process in no group of its own has
+    none."""
     paths = procfs.control_groups(pid)
+    job = job_steps.job_of(pid, paths or {})
     if paths is None:
-        return Whose(uid, group_untold=procfs.alive(pid))
+        return Whose(uid, group_untold=procfs.alive(pid), job=job)
     for mount, name in _MOUNTS:
         path = paths.get(name, "/")
         first = path.strip("/").partition("/")[0]
@@ -34,8 +36,8 @@ def whose(pid: int, uid: int) -> Whose:
             end = len(path) if container is None else container[1]
             group = _made_by_root(mount, path[:end])
             whole = container is not None and len(group) >= len(path[:end].rstrip("/"))
-            return Whose(uid, _as_units(group), container[0] if container is not None and whole else "")
-    return Whose(uid)
+            return Whose(uid, _as_units(group), container[0] if container is not None and whole else "", job=job)
+    return Whose(uid, job=job)
 
 
 def paths(pid: int) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -67,6 +67,17 @@ def driver_version() -> Optional[str]:
     return match[1] if match else None
 
 
+def device_minor(pci_address: str) -> Optional[int]:
+    """N of the device file /dev/nvidiaN of a GPU, which is not its index everywhere; None where the driver does not
+    tell it (NVIDIA's README of the driver: /proc/driver/nvidia/gpus/*/information)."""
+    try:
+        text = (_sysroot() / "proc/driver/nvidia/gpus" / pci_address / "information").read_text()
+    except OSError:
+        return None
+    match = re.search(r"^Device Minor:\s*(\d+)\s*$", text, re.MULTILINE)
+    return int(match[1]) if match else None
+
+
 def binary(name: str) -> Optional[Path]:
     """Where an executable of the MPS package lies, or None."""
     for directory in SEARCH_PATH:

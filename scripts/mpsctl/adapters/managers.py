@@ -23,7 +23,19 @@ _SCRIPT = Pattern(
     r"^\s*(?:Prolog|Epilog|PrologSlurmctld|EpilogSlurmctld|TaskProlog|TaskEpilog)\s*=\s*(\S+)", re.I | re.M
 )
 _GRES = Pattern(r"^\s*(?:NodeName=\S+\s+)?Name=mps\b|^\s*GresTypes\s*=.*\bmps\b", re.IGNORECASE | re.MULTILINE)
-_DEVICE_PLUGIN = "mps-control-daemon"
+_COMM_LENGTH = 15
+_OF_KUBERNETES = {
+    "mps-control-daemon"[:_COMM_LENGTH]: "the device plugin's mps-control-daemon",
+    "gpu-kubelet-plugin"[:_COMM_LENGTH]: "NVIDIA's DRA driver, which starts control daemons and sets compute modes for"
+    " claims that ask for MPS",
+}
+"""Managers of MPS by the names of their processes, as the kernel cuts them."""
+_KUBERNETES_PLACES = {
+    "run/nvidia/mps/*/*/pipe": "where the device plugin's MPS sharing has a control daemon",
+    "var/lib/kubelet/plugins/gpu.nvidia.com/dra.sock": "the socket of NVIDIA's DRA driver",
+    "var/lib/kubelet/device-plugins/nvidia-*.sock": "the socket by which NVIDIA's device plugin gives GPUs to pods",
+}
+"""What they leave on a host, by their defaults. It may stand there after they are gone."""
 _LARGEST_BYTES = 1 << 20
 
 
@@ -87,11 +99,17 @@ def kubernetes() -> dict[int, str]:
     """The processes of Kubernetes' managers of MPS, by pid, each with what it is."""
     found = {}
     for pid in procfs.pids():
-        if procfs.name(pid) == _DEVICE_PLUGIN[:15]:
-            found[pid] = "the device plugin's mps-control-daemon"
+        known = _OF_KUBERNETES.get(procfs.name(pid) or "")
+        if known is not None:
+            found[pid] = known
         elif hardware.mps_program(pid) == hardware.CONTROL_DAEMON and procfs.container(pid):
             found[pid] = f"a control daemon in container {procfs.container(pid)}, as a DRA driver or device plugin has"
     return found
+
+
+def kubernetes_places(root: Path = Path("/")) -> dict[str, str]:
+    """What Kubernetes' plugins for GPUs have on this host, by its path, each with what it is."""
+    return {str(path): what for place, what in _KUBERNETES_PLACES.items() for path in sorted(root.glob(place))}
 
 
 def _files(directory: Path, *patterns: str) -> Iterator[Path]:

@@ -233,6 +233,13 @@ def is_roots(pid: int) -> bool:
     return _has_only(pid, "Uid", stat.S_ISUID)
 
 
+def begun_by_root(pid: int) -> bool:
+    """Whether root started the process, which may act as a user for a moment: its real and saved user are root, and not
+    by a program's setuid bit."""
+    ids = _status(pid).get("Uid", "").split()
+    return len(ids) == 4 and ids[0] == ids[2] == "0" and not _mode_of_program(pid) & stat.S_ISUID
+
+
 def has_roots_group(pid: int) -> bool:
     """Whether root gave the process its group: it has no other than root's, and not by a program's setgid bit."""
     return _has_only(pid, "Gid", stat.S_ISGID)
@@ -241,12 +248,15 @@ def has_roots_group(pid: int) -> bool:
 def _has_only(pid: int, ids: str, not_by: int) -> bool:
     """Whether a process's ids of this kind (real, effective, saved, of files) are all 0, and not by a bit of its
     program's mode."""
-    lines = _status(pid)
+    return _status(pid).get(ids, "").split() == ["0"] * 4 and not _mode_of_program(pid) & not_by
+
+
+def _mode_of_program(pid: int) -> int:
+    """The mode of the file that a process runs; every bit where that may not be looked at."""
     try:
-        mode = os.stat(_PROC / str(pid) / "exe").st_mode
+        return os.stat(_PROC / str(pid) / "exe").st_mode
     except OSError:
-        return False
-    return lines.get(ids, "").split() == ["0"] * 4 and not mode & not_by
+        return -1
 
 
 def groups(pid: int) -> tuple[int, ...]:

@@ -18,6 +18,8 @@ from typing import Any, Mapping, Optional, Sequence
 from mpsctl.adapters.hardware import CONTROL_DAEMON
 from mpsctl.causes import environment, units
 from mpsctl.causes.diagnosis import CERTAIN, LIKELY, POSSIBLE, Diagnosis, diagnose
+from mpsctl.model import cdi
+from mpsctl.model.container_words import ANONYMOUS_MEMORY_FROM
 from mpsctl.model.costs import driver_branch
 from mpsctl.model.daemon_environment import DEFAULT_PIPE_DIRECTORY, PIPE_DIRECTORY, VISIBLE_DEVICES
 from mpsctl.model.errors import BadValue
@@ -26,8 +28,7 @@ from mpsctl.model.instance import Instance
 from mpsctl.model.pattern import Pattern
 
 _SHARED_IPC = Pattern(r"host|shareable|(?:container|service):.+")
-_ANONYMOUS_MEMORY_FROM = 580
-"""Servers of driver 580 say "anonymous shared memory region", earlier ones named regions of /dev/shm."""
+_CDI_DEVICE = Pattern(rf"{cdi.KIND}=([A-Za-z0-9_.-]+)")
 _SHELL = Pattern(r"^\s*(?:\S*/)?(?:ba|da|k|z)?sh\s+(?:-\S+\s+)*-\w*c\s+")
 _RUNS = Pattern(r"-(?:\w*[df]\w*|-daemon|-foreground)")
 """The control daemon's arguments with which it is no front-end."""
@@ -58,6 +59,8 @@ class Container:
     gpu: Optional[bool] = None
     command: str = ""
     image: str = ""
+    by_cdi: tuple[str, ...] = ()
+    """the instances that it is given as CDI devices: what these mount and set shows nowhere in its configuration"""
     asked_for: bool = False
 
     @property
@@ -85,7 +88,7 @@ class Container:
             return False
         variables = any(name.startswith("CUDA_") for name in self.environment)
         pipes = any(_PIPES.search(path) for mount in self.mounts.items() for path in mount)
-        return self.asked_for or bool(self.gpu) or self.sees_gpus or variables or pipes
+        return self.asked_for or bool(self.gpu) or self.sees_gpus or variables or pipes or bool(self.by_cdi)
 
     @property
     def sees_gpus(self) -> bool:
@@ -170,6 +173,7 @@ def _service(name: str, service: Mapping[str, Any]) -> Container:
         gpu=gpu or service.get("runtime") == "nvidia",
         command=f"{_command(service.get('entrypoint'))} {_command(service.get('command'))}",
         image=_word(service.get("image")),
+        by_cdi=tuple(_CDI_DEVICE.findall(devices)),
     )
 
 
@@ -189,7 +193,9 @@ def _inspected(row: Mapping[str, Any]) -> Container:
         source, _, rest = str(bind).partition(":")
         mounts.setdefault(rest.partition(":")[0], source)
     variables = _mapping(config.get("Env"))
+    wants = f"{host.get('DeviceRequests')} {config.get('CreateCommand')}"
     asked = bool(re.search("gpu|nvidia", str(host.get("DeviceRequests")), re.IGNORECASE))
+    asked = asked or "nvidia.com/gpu=" in wants
     return Container(
         name=str(row.get("Name", "")).lstrip("/") or str(row.get("Id", ""))[:12] or "container",
         environment=variables,
@@ -200,6 +206,8 @@ def _inspected(row: Mapping[str, Any]) -> Container:
         gpu=asked or host.get("Runtime") == "nvidia" or "/dev/nvidia" in str(host.get("Devices") or ""),
         command=f"{_command(config.get('Entrypoint'))} {_command(config.get('Cmd'))}",
         image=str(config.get("Image") or ""),
+        # podman shows devices of CDI only in the words that made the container
+        by_cdi=tuple(_CDI_DEVICE.findall(wants)),
         asked_for=True,
     )
 
@@ -275,6 +283,8 @@ def _inside(path: str, directory: str) -> bool:
 
 
 def _pipe(container: Container, instances: Sequence[Instance]) -> list[Diagnosis]:
+    if container.by_cdi:  # the engine starts no container with a device that its host has not
+        return []
     named = container.environment.get(PIPE_DIRECTORY)
     wanted = (named or DEFAULT_PIPE_DIRECTORY).rstrip("/")
     publics = [instance.pipe_directory for instance in instances]
@@ -307,7 +317,7 @@ def _ipc(container: Container, driver: Optional[str]) -> list[Diagnosis]:
     line = f"{shown(container.name)}: ipc: {shown(container.ipc) or 'its own'}"
     if container.ipc not in ("", "private", "none"):
         line += " (not host: no such mode)"
-    new = (driver_branch(driver) or 0) >= _ANONYMOUS_MEMORY_FROM
+    new = (driver_branch(driver) or 0) >= ANONYMOUS_MEMORY_FROM
     return [diagnose("container-ipc", POSSIBLE if new else LIKELY, line, f"driver {driver or 'not known'}")]
 
 

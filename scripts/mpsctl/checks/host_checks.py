@@ -123,7 +123,7 @@ def other_managers(view: View) -> Finding:
         return unknown("who else manages MPS was not looked at")
     lines = [f"pid {pid}: {shown(what)}" for pid, what in managers.kubernetes.items()]
     lines += [f"Slurm: {shown(path)} {shown(what)}" for path, what in managers.slurm.items()]
-    idle: list[str] = []
+    idle = [f"{shown(path)}: {shown(what)}" for path, what in managers.kubernetes_places.items()]
     for unit, (path, state, wanted) in managers.units.items():
         used = state in _RUNNING or wanted
         line = f"unit {shown(unit)} ({shown(str(path))}) starts {hardware.CONTROL_DAEMON}, it is {state}"

@@ -118,7 +118,15 @@ def _user(uid: int) -> User:
 
 def _look(world: World, name: str, user: User, whose: Whose, clients: int) -> Ready:
     configuration.load(world, name)
-    host = look(world, [name], isolated=True)
+    return _in_look(look(world, [name], isolated=True), name, user, whose, clients)
+
+
+def in_look(host: HostFacts, name: str, whose: Whose, clients: int) -> Ready:
+    """As ``of_user``, by a look at the host that has the instance."""
+    return _in_look(host, name, _user(whose.uid), whose, clients)
+
+
+def _in_look(host: HostFacts, name: str, user: User, whose: Whose, clients: int) -> Ready:
     one = host.instances[name]
     found, untold = _judged(host, name)
     why = found or next(_of_user(host, one, user, whose, clients), None)

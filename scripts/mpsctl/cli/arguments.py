@@ -93,9 +93,10 @@ def env(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=("shell", "systemd", "docker", "json"),
+        choices=("shell", "systemd", "docker", "podman", "cdi", "compose", "quadlet", "json"),
         default="shell",
-        help="for a shell to eval, an EnvironmentFile, arguments of docker run, or JSON (default: %(default)s)",
+        help="for a shell to eval, an EnvironmentFile, options of docker run or podman run, of both by CDI, a compose"
+        " file to extend, a drop-in of a quadlet, or JSON (default: %(default)s)",
     )
 
 
@@ -144,6 +145,21 @@ def drain(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="clients that come get CUDA error 805 at once, else they wait at the front door: needed before a change of"
         " the driver, since who waits has its libraries loaded",
+    )
+
+
+def slurm(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "step",
+        choices=("prolog", "epilog", "task-prolog", "check"),
+        metavar="STEP",
+        help="prolog, epilog (root's) and task-prolog (the user's), as slurm.conf names them; check: whether it does",
+    )
+    parser.add_argument("--node", metavar="NAME", help="with check: this node's name in Slurm (default: the host's)")
+    parser.add_argument(
+        "--own-scripts",
+        action="store_true",
+        help="with check: Prolog=, Epilog= and TaskProlog= are the site's own, and run ours",
     )
 
 

@@ -7,6 +7,7 @@ import sys
 
 from mpsctl.checks import door_word
 from mpsctl.cli import named, output
+from mpsctl.model import container_words
 from mpsctl.model.foreign import pasted, shown
 from mpsctl.observe import client_environment
 from mpsctl.store import admission
@@ -18,7 +19,10 @@ def env(world: World, options: argparse.Namespace) -> int:
     would not come in."""
     name = named.instance(world, options)
     kind = "json" if options.json else options.format
-    text = client_environment.render(client_environment.of(world, name), kind)
+    if kind in container_words.FORMATS:
+        text = client_environment.for_container(world, name, kind)
+    else:
+        text = client_environment.render(client_environment.of(world, name), kind)
     if options.hints:
         from mpsctl.cli import fitting
 

@@ -55,6 +55,11 @@ _OWN: Mapping[str, Mapping[int, str]] = {
     "stop": {_NOT_IN_FORCE: "the daemon did not end"},
     "reconcile": {1: "not all was brought about; the answer says what"},
     "remove": {1: "not all was removed"},
+    "slurm": {
+        1: "check: slurm.conf or gres.conf lacks what it needs",
+        _NOT_READY: "the job gets no share: Slurm drains the node with the reason",
+        _NOT_IN_FORCE: "a client that the job left could not be ended",
+    },
     "measure": {_NOT_IN_FORCE: "a client ran outside MPS, or under another limit than the instance's"},
     "bench": {1: "nothing could be measured"},
     "loopback": {1: "a result was wrong, or a way to fail did not end as it must"},

@@ -159,6 +159,11 @@ VERBS: dict[str, Verb] = {
     "undrain": Verb(
         "let clients into drained instances again, with their limits read back", arguments.name_any, "drain.undrain"
     ),
+    "slurm": Verb(
+        "give a Slurm job its share of the instance of its GPU, and end what it leaves (Prolog, Epilog, TaskProlog)",
+        arguments.slurm,
+        "slurm.slurm",
+    ),
     "measure": Verb(
         "what a client's context and the server cost on this GPU, kept on this host",
         arguments.measure,

@@ -165,7 +165,8 @@ class RemovePartialFile(Step):
     def act(cls, steps: Sequence[RemovePartialFile], context: Context) -> None:
         for step in steps:
             step.path.unlink(missing_ok=True)
-            if step.path.parent == context.world.places.configuration:
+            places = context.world.places
+            if step.path.parent in (places.configuration, places.cdi.parent):
                 remove_empty(step.path.parent)
 
 

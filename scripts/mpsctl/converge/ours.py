@@ -34,9 +34,11 @@ USUAL_DAEMON = f"/usr/bin/{hardware.CONTROL_DAEMON}"
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a file is this project's, by its first line; what cannot be read is not."""
+    """Whether a file is this project's, by its first line, of a script by its second; what cannot be read is not."""
     try:
-        return (files.read_text(path) or "").startswith(FINGERPRINT)
+        text = files.read_text(path) or ""
+        first, _, rest = text.partition("\n")
+        return (rest if first.startswith("#!") else text).startswith(FINGERPRINT)
     except Unreadable:
         return False
 

@@ -45,7 +45,7 @@ _STATE = _Forms(Pattern(rf"(?:.+/)?{_HALF}|{_OF_STATE}"), Pattern("former-comput
 _CACHE = _Forms(Pattern(rf"{_HALF}|mpsctl-[^/]+\.zip"), _NONE, _NONE)
 _RUN = _Forms(
     Pattern(
-        rf"\.turn|\.gpus|\.told\.json|compute-mode-was-set-[^/]+|mps_fleet\.pp|(?:{_NAME}/)?{_HALF}|{_NAME}/(?:{_OF_INSTANCE})"
+        rf"\.turn|\.gpus|\.jobs|\.job-[0-9]+\.json|\.told\.json|compute-mode-was-set-[^/]+|mps_fleet\.pp|(?:{_NAME}/)?{_HALF}|{_NAME}/(?:{_OF_INSTANCE})"
     ),
     Pattern(_NAME),
     Pattern(rf"{_NAME}/pipe|(?:bench|loopback|measure)-[0-9]+-[^/]+"),

@@ -11,7 +11,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Iterator, Optional, Sequence
 
-from mpsctl.converge import client_steps, consent, mode_changes, ours, policy_steps, remains_steps, statement
+from mpsctl.converge import (
+    cdi_steps,
+    client_steps,
+    consent,
+    mode_changes,
+    ours,
+    policy_steps,
+    remains_steps,
+    statement,
+)
 from mpsctl.converge.door_steps import OpenFrontDoor, TakeFrontDoorAway
 from mpsctl.converge.file_steps import InstallProgram, WriteFile, differs, masked, text_of
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
@@ -54,9 +63,11 @@ def steps(found: Situation, program: Optional[Path]) -> list[Step]:
     policy = list(policy_steps.steps(found.world, found.request.selinux_module))
     enables, doors = list(_enables(found)), list(_doors(found))
     removals, restarts = list(_removals(found)), list(_restarts(found))
+    containers: list[Step] = []
     if not found.request.atomic:  # a change of limits is no change for what clients export
         moving = {step.desired.name: step.moves_from for step in restarts}
         writes += client_steps.environment_files(found, moving)
+        containers += cdi_steps.steps(found.world, found.request.cdi, _kept(found))
     writes += client_steps.writes(found)
     taken_off = list(client_steps.removals(found))
     _note_what_they_wait_for(found, restarts)
@@ -81,6 +92,7 @@ def steps(found: Situation, program: Optional[Path]) -> list[Step]:
         *ordered,
         *_reloads_instead(found, restarts),
         *_left_behind(found),
+        *containers,  # last: a folder of others in which nothing can be written costs nothing else
         *remains_steps.of(remains.look(found.world, host_look.public_in_use(found.world, found.host))),
         *(step for step in policy if isinstance(step, UnloadPolicy)),
     ]
@@ -106,6 +118,12 @@ def _writes(found: Situation) -> Iterator[WriteFile]:
             yield WriteFile(
                 file, instance.name, live=beyond is None, beyond_limits=beyond or "", changes=tuple(changes)
             )
+
+
+def _kept(found: Situation) -> list[Instance]:
+    """The instances that the host has after the run: the desired ones, and those whose GPU is gone for now."""
+    missing = [_former(found.world, name) for name in found.gpu_missing]
+    return [*found.desired.instances, *(one for one in missing if one is not None)]
 
 
 def _former(world: World, name: str) -> Optional[Instance]:

@@ -13,18 +13,25 @@ from typing import Collection, Iterator, Mapping, Optional, Sequence
 
 from mpsctl.adapters import hardware, systemd
 from mpsctl.checks import words
-from mpsctl.converge import client_steps, consent, ours, own_folders, policy_steps, walk
+from mpsctl.converge import cdi_steps, client_steps, consent, ours, own_folders, policy_steps, walk
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.file_steps import RemovePartialFile
 from mpsctl.converge.instance_steps import RestoreComputeMode, StopAndRemoveInstance
 from mpsctl.converge.remains_steps import RemoveFormerDirectory, RemoveTransport
-from mpsctl.converge.removal_steps import RemoveDirectory, RemoveFile, RemoveMetrics, RemoveProgram, StopHelpers
+from mpsctl.converge.removal_steps import (
+    RemoveDirectory,
+    RemoveFile,
+    RemoveMetrics,
+    RemoveProgram,
+    RemoveScript,
+    StopHelpers,
+)
 from mpsctl.converge.step import Occupied, Step, withhold
 from mpsctl.converge.unit_steps import ReloadSystemd
 from mpsctl.lifecycle import drain, host_lock
 from mpsctl.model.checked_values import DRAIN_TIMEOUT_S, REFUSE, TERMINATE, WAIT
 from mpsctl.model.errors import MpsctlError, NotReady, one_line
-from mpsctl.model.names import HEALTH, TIMER, UNIT_FILES
+from mpsctl.model.names import HEALTH, SCRIPTS, SLURMD_DROP_IN, TIMER, UNIT_FILES
 from mpsctl.model.places import Places
 from mpsctl.observe import host as observed
 from mpsctl.observe import remains
@@ -114,7 +121,9 @@ def _look(world: World) -> _Found:
     units = [places.units / name for name in UNIT_FILES]
     foreign = [path for path in units if path.exists() and not ours.is_ours(path)]
     foreign += [places.conf(name) for name in every if name not in mine]
+    foreign += [path for path in _scripts(places) if path.exists() and not ours.is_ours(path)]
     foreign += _foreign_in_ours(places)
+    foreign += [places.cdi] if places.cdi.exists() and not ours.is_ours(places.cdi) else []
     running = [name for name in ran if host.instances[name].pid or host.instances[name].active]
     return _Found(
         world,
@@ -151,9 +160,11 @@ def _steps(found: _Found, on_clients: str, drain_timeout_s: int) -> list[Step]:
         *removals,
         *_modes(found, needs),
         *(RemoveFile(path, needs) for path in [*found.units, *_variables(world.places, instances)]),
+        *cdi_steps.removal(world, needs),
         *_drop_ins(world.places, needs),
         *_remains(found, needs),
         *_metrics(world, needs),
+        *(RemoveScript(path, needs) for path in _scripts(world.places) if ours.is_ours(path)),
     ]
     unload = [policy_steps.unload(world, needs)] if policy_steps.record(world).exists() else []
     directories = list(_directories(world, needs))
@@ -197,6 +208,11 @@ def _metrics(world: World, needs: Mapping[str, str]) -> Iterator[RemoveMetrics]:
     known = metrics_file.read(world.places)
     if known is not None:
         yield RemoveMetrics(Path(known.folder) / metrics_file.NAME, needs)
+
+
+def _scripts(places: Places) -> list[Path]:
+    """What Slurm runs of ours, and what orders its daemon."""
+    return [*(places.scripts / name for name in SCRIPTS), places.units / SLURMD_DROP_IN]
 
 
 def _remains(found: _Found, needs: Mapping[str, str]) -> Iterator[Step]:

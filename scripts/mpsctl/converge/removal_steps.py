@@ -70,6 +70,19 @@ class RemoveFile(Step):
 
 
 @dataclass(eq=False, repr=False)
+class RemoveScript(RemoveFile):
+    """Remove a script of ours that others run, with its folder where nothing else is in it."""
+
+    kind = "remove-script"
+
+    @classmethod
+    def act(cls, steps: Sequence[RemoveFile], context: Context) -> None:
+        RemoveFile.act(steps, context)
+        for folder in {step.path.parent for step in steps}:
+            remove_empty(folder)
+
+
+@dataclass(eq=False, repr=False)
 class RemoveMetrics(RemoveFile):
     """Remove the file of metrics where a node exporter finds it, with its record; its numbers are no difference to
     print."""

@@ -48,6 +48,8 @@ class Request:
     drain_timeout_s: int = DRAIN_TIMEOUT_S
     selinux_module: Optional[bytes] = None
     """the SELinux module that is to be loaded where the host has SELinux; None: none, and one of ours goes"""
+    cdi: bool = False
+    """whether container engines are told of the instances (CDI); where they are not, a file of ours goes"""
     remove: bool = False
     """everything of ours is to go instead"""
     clients: tuple[ClientUnit, ...] = ()
@@ -73,6 +75,7 @@ class Request:
             _checked(data, "on_clients", check_on_clients, REFUSE),
             _checked(data, "drain_timeout_s", check_timeout_s, DRAIN_TIMEOUT_S),
             _module(data),
+            _flag(data, "cdi"),
             _flag(data, "remove"),
             _checked(data, "clients", check_clients, ()),
         )

@@ -9,7 +9,7 @@ from mpsctl.adapters import hardware, trusted
 from mpsctl.adapters.trusted import WeakPoint
 from mpsctl.checks import words
 from mpsctl.checks.report import Report
-from mpsctl.converge import client_steps, ours, plan, read_back, situation, walk
+from mpsctl.converge import cdi_steps, client_steps, ours, plan, read_back, situation, walk
 from mpsctl.converge.answer import Answer
 from mpsctl.converge.door_steps import OpenFrontDoor
 from mpsctl.converge.file_steps import InstallProgram, WriteFile
@@ -138,6 +138,9 @@ def _note(found: Situation, steps: Sequence[Step], answer: Answer) -> None:
         instance.name not in anew for instance in found.desired.instances
     ):
         answer.warn(f"{UNIT} has changed: daemons that run take it at their next start, none is restarted for it")
+    without_device = cdi_steps.without_device(found.request.cdi, found.desired.instances)
+    if without_device is not None:
+        answer.warn(without_device)
     for name in found.gpu_missing:
         unit, conf = f"mps-control@{name}.service", found.world.places.conf(name)
         answer.warn(

@@ -17,11 +17,13 @@ _INFO, _WARNING = "6", "4"
 
 @dataclass(frozen=True)
 class Client:
-    """A process before the door. ``unit`` is its systemd unit or container, empty where there is none."""
+    """A process before the door. ``unit`` is its systemd unit or container, ``job`` its batch job, each empty where
+    there is none."""
 
     pid: int
     uid: int
     unit: str = ""
+    job: str = ""
 
 
 @dataclass
@@ -117,6 +119,7 @@ class Account:
             "MPS_CLIENT_PID": str(client.pid),
             "MPS_CLIENT_UID": str(client.uid),
             "MPS_CLIENT_UNIT": client.unit,
+            "MPS_CLIENT_JOB": client.job,
             "MPS_WAITED_MS": "" if waited_s is None else str(round(1000 * waited_s)),
             "MPS_WAITED_FOR": waited_for,
             "MPS_REASON": reason,
@@ -134,4 +137,5 @@ class Account:
 
 
 def _who(client: Client) -> str:
-    return f"pid {client.pid} (user {client.uid}{f', {client.unit}' if client.unit else ''})"
+    of = ", ".join([client.unit] * bool(client.unit) + [f"job {client.job}"] * bool(client.job))
+    return f"pid {client.pid} (user {client.uid}{f', {of}' if of else ''})"

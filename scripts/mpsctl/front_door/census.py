@@ -98,7 +98,7 @@ class Census:
         found = self._members.get(key)
         if self._without.get(key) == noted.at_s or (found is not None and found.at_s == noted.at_s):
             return
-        whose = noted.whose if noted.group else control_groups.whose(noted.pid, noted.uid)
+        whose = noted.whose or control_groups.whose(noted.pid, noted.uid)
         self._members[key] = _Member(whose, noted.at_s, noted.server_pid, noted.server_started_at)
 
     def _judge_all(self, lists: Lists, let_in: AbstractSet[_Key]) -> None:

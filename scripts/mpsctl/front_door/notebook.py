@@ -81,6 +81,7 @@ class Notebook:
             visitor.stack,
             whose.group,
             whose.container,
+            whose.job,
         )
         with self._lock:
             self.version += 1

@@ -167,7 +167,7 @@ class InstanceJudge:
         room = admission.room
         if room is None:
             return None
-        if before.whose.group_untold and any(share.kind != shares.USER for share in room.shares):
+        if before.whose.group_untold and any(share.kind not in (shares.USER, shares.JOB) for share in room.shares):
             return _of_no_group()
         lists = self._readiness.lists(want, self._census.waits_for_lists_since())
         if lists is None:
@@ -292,8 +292,9 @@ class InstanceJudge:
         return before or self._begin(visitor)
 
     def _begin(self, visitor: Visitor) -> _Before:
-        client = Client(visitor.pid, visitor.uid, _unit(visitor.pid))
-        return _Before(client, control_groups.whose(visitor.pid, visitor.uid), self._world.now_s())
+        whose = control_groups.whose(visitor.pid, visitor.uid)
+        client = Client(visitor.pid, visitor.uid, _unit(visitor.pid), whose.job)
+        return _Before(client, whose, self._world.now_s())
 
 
 def _unit(pid: int) -> str:
@@ -323,6 +324,12 @@ def _without_its_server(noted: front_door_notes.LetIn) -> Refuse:
 
 def _one_too_many(place: str, most: int) -> Refuse:
     what = "the instance" if place == shares.ALL else f"the share {foreign.shown(place)}"
+    if not most and place == shares.NO_JOB:
+        why = "it is of no batch job, and in no share of another kind: the places here are the jobs'; run it in a job"
+        return Refuse(words.OVER_EXPECTED, why)
+    if not most and place.startswith(f"{shares.JOB}:"):
+        why = f"its batch job {foreign.shown(place.partition(':')[2])} has no share of this instance: not of this GPU"
+        return Refuse(words.OVER_EXPECTED, why)
     return Refuse(
         words.OVER_EXPECTED,
         f"{what} takes {most} {'client' if most == 1 else 'clients'} at once"

@@ -15,7 +15,7 @@ from typing import Optional, Sequence
 
 from mpsctl.adapters import pipe, procfs, without_door
 from mpsctl.model.instance import Instance
-from mpsctl.store import admission, drains
+from mpsctl.store import admission, drains, jobs
 from mpsctl.store.admission import CLOSED, OPEN, WAITING, Admission, ServedDaemon
 from mpsctl.store.desired_admission import desired_admission
 from mpsctl.store.world import World
@@ -117,6 +117,18 @@ def reopen(world: World, name: str, before: Optional[Admission]) -> None:
         _write(world, name, before)
 
 
+def tell_jobs(world: World, name: str) -> None:
+    """Tell the front door the shares that jobs have now; all else stays as it was told.
+
+    :raises Stuck: if the front door does not let go of a client within ``admission.BOUND_S``.
+    """
+    with jobs.locked(world):  # what stands there changes under it alone
+        found = admission.stored(world.places, name)
+        room = None if found is None else jobs.room(world.places, name, found.room)
+        if found is not None and found.room != room:
+            _put(world, name, replace(found, room=room), admission.BOUND_S)
+
+
 def refuse_all(world: World, name: str) -> None:
     """The instance was stopped: whoever comes is told so at once."""
     known = admission.read(world.places, name) or Admission(CLOSED)
@@ -124,6 +136,15 @@ def refuse_all(world: World, name: str) -> None:
 
 
 def _write(world: World, name: str, found: Admission, bound_s: float = admission.BOUND_S) -> None:
+    """Have it in force, with the shares that jobs have at this moment."""
+    if not jobs.are_told(world.places):
+        _put(world, name, found, bound_s)
+        return
+    with jobs.locked(world, bound_s):
+        _put(world, name, replace(found, room=jobs.room(world.places, name, found.room)), bound_s)
+
+
+def _put(world: World, name: str, found: Admission, bound_s: float) -> None:
     """A daemon without a front door is opened before it is said to be, and closed before it is said to be closed."""
     before = admission.read(world.places, name)
     public = _without_door(world, name, found.daemon or (before.daemon if before is not None else None))

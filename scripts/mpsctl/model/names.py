@@ -19,3 +19,9 @@ def door_unit(name: str) -> str:
 def door_service(name: str) -> str:
     """The service behind an instance's socket unit, by the instance's name."""
     return f"{DOOR_PREFIX}{name}.service"
+
+
+SCRIPTS = ("slurm-prolog", "slurm-epilog", "slurm-task-prolog")
+"""What Slurm runs of ours."""
+SLURMD_DROP_IN = "slurmd.service.d/mps-fleet.conf"
+"""What orders Slurm's daemon, among the units."""

@@ -40,6 +40,11 @@ class Places:
         return self.configuration / f"{instance}.env"
 
     @property
+    def cdi(self) -> Path:
+        """What tells container engines of the instances, beside other vendors' files."""
+        return self.root / "etc/cdi/mps-fleet.yaml"
+
+    @property
     def units(self) -> Path:
         return self.root / "etc/systemd/system"
 
@@ -75,6 +80,20 @@ class Places:
         The file has the name that 0.2.0 gave it, so that a run of that release and one of this exclude each other.
         """
         return self.root / "run/mps-fleet/.turn"
+
+    @property
+    def jobs_lock(self) -> Path:
+        """The lock of whoever tells front doors of batch jobs; that it is there says that they are told."""
+        return self.root / "run/mps-fleet/.jobs"
+
+    def job(self, job: str) -> Path:
+        """What is on record of a batch job, for its user to read."""
+        return self.jobs_lock.with_name(f".job-{job}.json")
+
+    @property
+    def scripts(self) -> Path:
+        """What Slurm runs of ours, where playbooks/slurm.yml puts it."""
+        return self.root / "usr/local/lib/mps-fleet"
 
     @property
     def gpus_lock(self) -> Path:

@@ -318,6 +318,14 @@ SETTINGS: tuple[Setting, ...] = (
         null_refused=True,
     ),
     Setting(
+        "mps_cdi",
+        "bool",
+        True,
+        "Whether container engines are told of the instances, as CDI devices mps-fleet/instance=INSTANCE.",
+        checked.check_yes_or_no,
+        null_refused=True,
+    ),
+    Setting(
         "mps_clients",
         "list",
         None,

@@ -17,6 +17,8 @@ from mpsctl.model.pattern import Pattern
 
 UNIT, USER, CONTAINER = "unit", "user", "container"
 KINDS = (UNIT, USER, CONTAINER)
+JOB = "job"
+"""A job of a batch system. Its share is nobody's desire: it is told when the job begins, and gone with it."""
 _EACH = "each-"
 _LISTS = {"units": UNIT, "users": USER}
 """The variable's keys with a share for each name; a container has no name that outlasts it."""
@@ -26,7 +28,9 @@ _SLICE_NAME = Pattern(r"[A-Za-z0-9:_.\\]+(?:-[A-Za-z0-9:_.\\]+)*\.slice")
 _UNIT_ENDS = (".service", ".scope", ".slice")
 _COUNT = Pattern(r"0|[1-9][0-9]{0,3}")
 _TEXT = Pattern(r"(unit|user):(\S+)=(\S*)|each-(unit|user|container)=(\S*)")
-_MOST_SHARES = 200
+_TOLD_TEXT = Pattern(r"(unit|user|job):(\S+)=(\S*)|each-(unit|user|container|job)=(\S*)")
+_JOB_ID = Pattern(r"[1-9][0-9]{0,18}")
+_MOST_SHARES, _MOST_TOLD = 200, 400
 _EXAMPLE = "write for example {units: {api.service: 4}, each_user: 2}"
 
 
@@ -55,15 +59,15 @@ class Shares:
     every: tuple[Share, ...] = ()
 
     @classmethod
-    def of(cls, every: Iterable[Share]) -> Shares:
+    def of(cls, every: Iterable[Share], most: int = _MOST_SHARES) -> Shares:
         """:raises BadValue: if one stands twice, or there are more than anybody would write."""
         found: dict[str, Share] = {}
         for share in every:
             if share.key in found:
                 raise BadValue(f"{share.key} twice", "each share once", "remove one")
-            if len(found) == _MOST_SHARES:
-                expected = f"at most {_MOST_SHARES} shares"
-                raise BadValue(f"more than {_MOST_SHARES}", expected, "give them to slices, or to each unit or user")
+            if len(found) == most:
+                expected = f"at most {most} shares"
+                raise BadValue(f"more than {most}", expected, "give them to slices, or to each unit or user")
             found[share.key] = share
         return cls(tuple(sorted(found.values(), key=lambda share: (share.name is None, share.key))))
 
@@ -105,9 +109,27 @@ def check_shares(value: object) -> Shares:
     return Shares.of(_of_text(value) if isinstance(value, str) else _of_mapping(value))
 
 
-def _of_text(text: str) -> Iterator[Share]:
+def read_told(text: str) -> Shares:
+    """The shares as a front door is told them, those of jobs among them.
+
+    :raises BadValue: if they are none.
+    """
+    return Shares.of(_of_text(text, _TOLD_TEXT), _MOST_TOLD)
+
+
+def with_jobs(shares: Shares, jobs: Mapping[str, int]) -> Shares:
+    """The shares with those of these jobs, by their ids, and of no other: nobody else comes in by a job.
+
+    :raises BadValue: if there are more than anybody would have.
+    """
+    kept = [share for share in shares if share.kind != JOB]
+    told = [Share(JOB, None, 0), *(Share(JOB, job, clients) for job, clients in jobs.items())]
+    return Shares.of([*kept, *told], _MOST_TOLD)
+
+
+def _of_text(text: str, form: Pattern = _TEXT) -> Iterator[Share]:
     for word in text.split():
-        found = _TEXT.fullmatch(word)
+        found = form.fullmatch(word)
         if found is None:
             expected = "unit:NAME=N, user:NAME=N, or each-unit=N, each-user=N, each-container=N"
             raise BadValue(quoted(word), expected, "write for example unit:api.service=4 each-user=2")
@@ -135,7 +157,7 @@ def _each(kind: str, count: object) -> Share:
 
 
 def _named(kind: str, name: object, count: object) -> Share:
-    known = _unit(name) if kind == UNIT else _user(name)
+    known = _job(name) if kind == JOB else _unit(name) if kind == UNIT else _user(name)
     return Share(kind, known, _clients(f"{kind} {shown(known)}", count))
 
 
@@ -151,6 +173,12 @@ def _user(name: object) -> str:
         return check_server_user(name)  # the same: a user by name or number
     except BadValue as error:
         raise BadValue(f"user {error.found}", error.expected, "write for example alice or 1000") from None
+
+
+def _job(name: object) -> str:
+    if not isinstance(name, str) or not _JOB_ID.fullmatch(name):
+        raise BadValue(f"job {quoted(name)}", "a job's id", "write for example 4711")
+    return name
 
 
 def _unit(name: object) -> str:
@@ -193,16 +221,18 @@ class Room:
 class Whose:
     """Whose a process is: its user, and its control group as far as root made it (``/system.slice/api.service``), empty
     where that was not told; ``container`` is the container that this group is, empty where it is none.
-    ``group_untold`` is whether it could not be read: then nobody knows in which shares it counts."""
+    ``group_untold`` is whether it could not be read: then nobody knows in which shares it counts. ``job`` is the id of
+    the batch job that root's own processes say it is of, empty where it is of none."""
 
     uid: int
     group: str = ""
     container: str = ""
     group_untold: bool = False
+    job: str = ""
 
 
-ALL = "clients"
-"""What everybody counts in."""
+ALL, NO_JOB = "clients", "no-job"
+"""What everybody counts in; and, where jobs have shares, who is of none."""
 ARRIVING_S, PLACE_HOLDS_S = 5.0, 120.0
 """A process that was let in has its place, listed or not, for the first of these; for the second where it was never
 listed: it may load its data before it makes a context, and has no context without that."""
@@ -213,9 +243,26 @@ def places(room: Room, whose: Whose) -> Iterator[tuple[str, int]]:
 
     A share of a slice takes all units below it. A unit that has a share of its own or lies in such a slice has no
     default, and neither has a container's: that counts as the container.
+
+    Where jobs have shares, a process of a job counts in that job's, whatever else it counts in, and one whose job has
+    none finds no place. Who is of no job leaves the jobs' places free, and needs a share of another kind, or to be
+    root.
     """
     if room.clients is not None:
         yield ALL, room.clients
+    others = list(_places_by_name(room, whose))
+    yield from others
+    jobs = {share.name: share.clients for share in room.shares if share.kind == JOB}
+    if whose.job and jobs:
+        yield f"{JOB}:{whose.job}", jobs.get(whose.job, jobs.get(None, 0))
+    elif jobs and not others and whose.uid != 0:
+        yield NO_JOB, 0
+    elif jobs and room.clients is not None:
+        yield NO_JOB, max(0, room.clients - sum(jobs.values()))
+
+
+def _places_by_name(room: Room, whose: Whose) -> Iterator[tuple[str, int]]:
+    """The shares of its user, units and container."""
     own = {share.key: share.clients for share in room.shares}
     user = f"{USER}:{whose.uid}"
     if user in own:

@@ -11,6 +11,7 @@ import json
 import shlex
 from typing import Mapping, Sequence
 
+from mpsctl.model import container_words
 from mpsctl.model.daemon_environment import PIPE_DIRECTORY, VISIBLE_DEVICES
 from mpsctl.model.places import FINGERPRINT
 from mpsctl.store import configuration
@@ -44,17 +45,24 @@ def file(name: str, found: Mapping[str, str]) -> str:
     return "\n".join([*head, render(found, "systemd")]) + "\n"
 
 
+def for_container(world: World, name: str, kind: str) -> str:
+    """What a container engine is given for clients of an instance, in one of ``container_words.FORMATS``.
+
+    :raises BadValue: as ``of``, and if the form has no place for the instance's name.
+    :raises NotReady: if NVML does not answer.
+    """
+    instance = configuration.load(world, name)
+    with world.nvml() as nvml:
+        devices, driver = configuration.resolve(instance, nvml.gpus()), nvml.driver_version()
+    uuids = tuple(device.uuid for device in devices)
+    way = container_words.Way(instance, uuids, configuration.gid_of(instance), driver)
+    return container_words.FORMATS[kind](way)
+
+
 def render(variables: Mapping[str, str], kind: str) -> str:
-    """The variables for a ``shell``, a ``systemd`` EnvironmentFile, ``docker`` run, or as ``json``."""
+    """The variables for a ``shell``, a ``systemd`` EnvironmentFile, or as ``json``."""
     if kind == "json":
         return json.dumps(variables)
     if kind == "systemd":
         return "\n".join(f"{key}={value}" for key, value in variables.items())
-    if kind == "docker":
-        directory = variables[PIPE_DIRECTORY]
-        gpus = f'"device={variables[VISIBLE_DEVICES]}"'
-        words = ["--gpus", gpus, "--ipc", "host", "--volume", f"{directory}:{directory}"]
-        # In the container only the instance's GPUs exist, whatever the host calls them.
-        words += ["--env", f"{PIPE_DIRECTORY}={directory}"]
-        return shlex.join(words)
     return "\n".join(f"export {key}={shlex.quote(value)}" for key, value in variables.items())

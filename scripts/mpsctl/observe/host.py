@@ -59,12 +59,13 @@ class Managers:
     """Who else may manage MPS here. ``kubernetes`` is what runs, by pid; ``slurm`` are files with what they do.
 
     ``units`` are files of units that run a control daemon, by name, with the unit's state and whether it is wanted at
-    boot.
+    boot. ``kubernetes_places`` are sockets and directories of Kubernetes' plugins for GPUs, which may be left over.
     """
 
     kubernetes: Mapping[int, str]
     slurm: Mapping[str, str]
     units: Mapping[str, tuple[Path, str, bool]]
+    kubernetes_places: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -258,6 +259,7 @@ def _look_deep(world: World) -> tuple[Optional[Managers], Optional[list[str]]]:
             managers.kubernetes(),
             {str(path): what for path, what in managers.slurm(root).items()},
             {unit: (path, shown[unit].active_state, managers.wanted(unit, root)) for unit, path in paths.items()},
+            managers.kubernetes_places(root),
         )
     with suppress(Exception):
         boot = world.systemd.journal_of_boot("ordering cycle")

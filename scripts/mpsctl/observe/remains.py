@@ -67,6 +67,7 @@ def _partial_files(world: World) -> Iterator[Path]:
     yield from _begun(files.partial_files(places.program.parent, places.program.name), _OF_PROGRAM)
     for pattern in ("*.conf", "*.env"):
         yield from _begun(files.partial_files(places.configuration, pattern), _OF_TEXT)
+    yield from _begun(files.partial_files(places.cdi.parent, places.cdi.name), _OF_TEXT)
     for folder in (places.units, places.user_units):
         for path in sorted(folder.glob("*.d")):
             yield from _begun(files.partial_files(path, "mps-fleet*.conf"), _OF_TEXT)

@@ -139,7 +139,7 @@ def _keeps(one: LetIn, was_listed: AbstractSet[int], now_s: float) -> bool:
 
 
 def _whose(pid: int, noted: Optional[LetIn]) -> Whose:
-    if noted is not None and noted.group:
+    if noted is not None and noted.whose is not None:
         return noted.whose
     uid = noted.uid if noted is not None else procfs.uid(pid)
     return control_groups.whose(pid, _NOBODY if uid is None else uid)

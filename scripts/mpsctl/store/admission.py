@@ -26,7 +26,7 @@ from mpsctl.adapters.background import Background
 from mpsctl.model.errors import BadValue, NotReady
 from mpsctl.model.names import door_service
 from mpsctl.model.places import Places
-from mpsctl.model.shares import Room, check_shares
+from mpsctl.model.shares import Room, read_told
 from mpsctl.store import remembered
 
 OPEN, WAITING, CLOSED = "open", "waiting", "closed"
@@ -112,7 +112,7 @@ def stored(places: Places, instance: str) -> Optional[Admission]:
         read = Admission(
             **{name: value for name, value in found.items() if name in _FIELDS},  # a later build may know more
             daemon=ServedDaemon(**daemon) if daemon is not None else None,
-            room=None if room is None else Room(room["clients"], check_shares(room["shares"]), room["refuse"]),
+            room=None if room is None else Room(room["clients"], read_told(room["shares"]), room["refuse"]),
         )
     except (TypeError, KeyError, AttributeError, BadValue):
         return None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Optional, Sequence
 
 from mpsctl.adapters import hardware, procfs
 from mpsctl.model.checked_values import REFUSE
 from mpsctl.model.instance import Instance
-from mpsctl.store import configuration
+from mpsctl.store import configuration, jobs
 from mpsctl.store.admission import OPEN, Admission, ServedDaemon
 
 COMPARED = ("wait_s", "gid", "multi_user", "room", "judged_devices")
@@ -48,7 +49,8 @@ def _serves_several(instance: Instance, daemon: Optional[ServedDaemon]) -> bool:
 def differences(told: Admission, desired: Admission) -> list[str]:
     """The names of the fields in which the front door was told something else than is desired.
 
-    While nobody new comes in, nobody's variables are judged.
+    While nobody new comes in, nobody's variables are judged. Shares of jobs are told, and desired by no file.
     """
+    told = replace(told, room=jobs.without_jobs(told.room))
     fields = [name for name in COMPARED if name != "judged_devices" or told.state == OPEN]
     return [name for name in fields if getattr(told, name) != getattr(desired, name)]

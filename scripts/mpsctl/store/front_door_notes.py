@@ -43,8 +43,8 @@ class Waits:
 class LetIn:
     """A client that was passed on to a daemon, and the server that had it then, 0 where that was not written down; each
     ``started_at`` (clock ticks since boot) tells a process from a later one with the same pid, and ``stack``
-    (``procfs.stack``) its program from a later one, 0 where that is not known. ``group`` and ``container`` are as in
-    ``shares.Whose``."""
+    (``procfs.stack``) its program from a later one, 0 where that is not known. ``group``, ``container`` and ``job`` are
+    as in ``shares.Whose``."""
 
     pid: int
     started_at: int
@@ -56,10 +56,14 @@ class LetIn:
     stack: int = 0
     group: str = ""
     container: str = ""
+    job: str = ""
 
     @property
-    def whose(self) -> Whose:
-        return Whose(self.uid, self.group, self.container)
+    def whose(self) -> Optional[Whose]:
+        """Whose it was when it came, None where that was not told then."""
+        if not self.group and not self.job:
+            return None
+        return Whose(self.uid, self.group, self.container, job=self.job)
 
     @property
     def server_lives(self) -> bool:

@@ -194,6 +194,7 @@ class Process:
     parent: int = 1
     container: Optional[str] = None
     group: str = ""
+    job: str = ""
     root: Path = Path("/")
     mounts: int = 1
     session: Optional[str] = None
@@ -607,7 +608,7 @@ class Host:
     def whose(self, pid: int, uid: int) -> Whose:
         """As ``control_groups.whose``; all that stands in a process's group is root's."""
         found = self.processes.get(pid)
-        return Whose(uid) if found is None else Whose(uid, found.group, found.container or "")
+        return Whose(uid) if found is None else Whose(uid, found.group, found.container or "", job=found.job)
 
     def groups_of(self, pid: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """As ``control_groups.paths``; what stands behind a ``//`` in a process's group is a user's."""

@@ -315,6 +315,10 @@ def the_device_plugin(host: Host) -> str:
     return f"pid {host.process('mps-control-daemon', 'mps-control-daemon', {})}"
 
 
+def the_dra_driver(host: Host) -> str:
+    return f"pid {host.process('gpu-kubelet-plugin', '/usr/bin/gpu-kubelet-plugin -v=6', {})}: NVIDIA's DRA driver"
+
+
 @pytest.mark.parametrize(
     "manager",
     [
@@ -325,6 +329,7 @@ def the_device_plugin(host: Host) -> str:
         a_slurm_prolog_directory,
         slurms_resource,
         the_device_plugin,
+        the_dra_driver,
     ],
 )
 def test_another_manager_of_mps(live: Host, manager: Callable[[Host], str]) -> None:
@@ -338,6 +343,22 @@ def test_a_control_daemon_in_a_container_is_a_manager_too(live: Host) -> None:
     found = judge(live)
     assert amiss(found) == {"other-managers": WARNING, "foreign-daemons": WARNING}
     assert "container 77ab" in next(one.found for one in found.host if one.name == "other-managers")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "run/nvidia/mps/nvidia.com/gpu.shared/pipe",
+        "var/lib/kubelet/plugins/gpu.nvidia.com/dra.sock",
+        "var/lib/kubelet/device-plugins/nvidia-gpu.sock",
+    ],
+)
+def test_what_kubernetes_plugins_have_on_the_host_is_a_note(live: Host, place: str) -> None:
+    write(live.places.root / place, "")
+    found = judge(live)
+    assert amiss(found) == {}
+    check = next(one for one in found.host if one.name == "other-managers")
+    assert any(place in line for line in check.evidence)
 
 
 def test_a_unit_that_nobody_starts_is_a_note(live: Host) -> None:

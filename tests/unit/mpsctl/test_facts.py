@@ -188,10 +188,6 @@ def test_the_inventory_names_the_instance_of_each_gpu(live: Host) -> None:
         ("shell", "export CUDA_MPS_PIPE_DIRECTORY={dir}\nexport CUDA_VISIBLE_DEVICES={uuids}"),
         ("systemd", "CUDA_MPS_PIPE_DIRECTORY={dir}\nCUDA_VISIBLE_DEVICES={uuids}"),
         ("json", '{{"CUDA_MPS_PIPE_DIRECTORY": "{dir}", "CUDA_VISIBLE_DEVICES": "{uuids}"}}'),
-        (
-            "docker",
-            "--gpus '\"device={uuids}\"' --ipc host --volume {dir}:{dir} --env CUDA_MPS_PIPE_DIRECTORY={dir}",
-        ),
     ],
 )
 def test_what_a_client_exports(host: Host, kind: str, text: str) -> None:

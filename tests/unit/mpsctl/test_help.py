@@ -17,6 +17,7 @@ from mpsctl.model import errors
 from shell import Shell
 
 VERBS = list(options.VERBS)
+FORMATS = ["shell", "systemd", "docker", "podman", "cdi", "compose", "quadlet", "json"]
 CLI = Path(options.__file__).parent
 
 
@@ -178,7 +179,7 @@ def test_bash_completes_verbs_options_values_and_instances(bash: str) -> None:
     assert completed(bash, ["mpsctl", "un"]) == ["undrain"]
     assert completed(bash, ["mpsctl", "status", ""]) == ["0", "train-a"]
     assert completed(bash, ["mpsctl", "run", "--instance", "t"]) == ["train-a"]
-    assert completed(bash, ["mpsctl", "env", "0", "--format", ""]) == ["shell", "systemd", "docker", "json"]
+    assert completed(bash, ["mpsctl", "env", "0", "--format", ""]) == FORMATS
     assert completed(bash, ["mpsctl", "completion", "z"]) == ["zsh"]
     assert completed(bash, ["mpsctl", "drain", "--timeout", ""]) == []
     assert completed(bash, ["mpsctl", "nonsense", ""]) == []
@@ -218,7 +219,7 @@ def test_zsh_reads_its_script(mpsctl: Shell, root: Path) -> None:
     for words, offered in (
         ("mpsctl ''", [*VERBS, "--help", "--version"]),
         ("mpsctl status ''", ["train-a"]),
-        ("mpsctl env 0 --format ''", ["shell", "systemd", "docker", "json"]),
+        ("mpsctl env 0 --format ''", FORMATS),
     ):
         script = f"{asked}\n{mpsctl.out}\nwords=({words}); CURRENT=$#words; _mpsctl"
         done = subprocess.run(["zsh", "-fc", script], capture_output=True, text=True, check=False)

@@ -12,7 +12,24 @@ from mpsctl.model.errors import BadValue
 from mpsctl.model.foreign import quoted
 from mpsctl.model.instance_file import parse_conf, render
 from mpsctl.model.settings import BY_KEY
-from mpsctl.model.shares import CONTAINER, KINDS, UNIT, USER, Share, Shares, check_shares
+from mpsctl.model.shares import (
+    ALL,
+    CONTAINER,
+    JOB,
+    KINDS,
+    NO_JOB,
+    UNIT,
+    USER,
+    Room,
+    Share,
+    Shares,
+    Whose,
+    check_shares,
+    over,
+    places,
+    read_told,
+    with_jobs,
+)
 
 WORD = st.text(alphabet="abcXYZ019:_.\\\\", min_size=1, max_size=12)
 SLICES = st.lists(WORD, min_size=1, max_size=3).map(lambda words: "-".join(words) + ".slice")
@@ -188,3 +205,56 @@ def test_more_than_anybody_would_write_are_refused_soon() -> None:
 
 def test_a_share_of_all_containers_has_no_name() -> None:
     assert check_shares("each-container=1").every == (Share(CONTAINER, None, 1),)
+
+
+# -- shares of jobs, which are told and never desired
+
+TOLD = "user:1000=4 job:7=3 each-job=0"
+
+
+@pytest.mark.parametrize("value", ["job:7=3", "each-job=0", {"jobs": {"7": 3}}, {"each_job": 0}])
+def test_a_share_of_a_job_is_nobodys_to_desire(value: object) -> None:
+    with pytest.raises(BadValue):
+        check_shares(value)
+
+
+def test_shares_of_jobs_are_told_and_read_back_beside_the_others() -> None:
+    told = with_jobs(check_shares("user:1000=4"), {"7": 3})
+    assert str(told) == "job:7=3 user:1000=4 each-job=0"
+    assert read_told(str(told)) == told == read_told(TOLD)
+    assert with_jobs(told, {"8": 1}) == read_told("user:1000=4 job:8=1 each-job=0"), "those of before are gone"
+    assert {share.kind for share in told} == {USER, JOB}
+
+
+def test_as_many_shares_as_may_be_desired_leave_room_for_jobs() -> None:
+    desired = check_shares(" ".join(f"user:{uid}=1" for uid in range(200)))
+    assert len(read_told(str(with_jobs(desired, {str(job): 1 for job in range(1, 61)}))).every) == 261
+    with pytest.raises(BadValue):
+        read_told("job:0x7=1")
+
+
+@pytest.mark.parametrize(
+    ("whose", "expected"),
+    [
+        (Whose(2000, job="7"), {ALL: 8, "job:7": 3}),
+        (Whose(1000, job="7"), {ALL: 8, "user:1000": 4, "job:7": 3}),
+        (Whose(2000, job="8"), {ALL: 8, "job:8": 0}),
+        (Whose(2000), {ALL: 8, NO_JOB: 0}),
+        (Whose(1000), {ALL: 8, "user:1000": 4, NO_JOB: 5}),
+        (Whose(0), {ALL: 8, NO_JOB: 5}),
+    ],
+    ids=["of a job", "of a job and a user", "of another job", "of none", "of a user with a share", "root"],
+)
+def test_who_counts_where_jobs_have_shares(whose: Whose, expected: dict[str, int]) -> None:
+    assert dict(places(Room(8, read_told(TOLD)), whose)) == expected
+
+
+def test_the_places_of_jobs_are_kept_for_them() -> None:
+    room = Room(8, read_told("user:1000=8 job:7=6 each-job=0"))
+    assert over(room, {ALL: 2, NO_JOB: 2, "user:1000": 2}, Whose(1000)) == NO_JOB
+    assert over(room, {ALL: 2, NO_JOB: 2, "user:1000": 2}, Whose(2000, job="7")) is None
+    assert over(room, {ALL: 8, "job:7": 6}, Whose(2000, job="7")) == ALL
+
+
+def test_without_jobs_nobodys_job_counts() -> None:
+    assert dict(places(Room(8), Whose(2000, job="7"))) == {ALL: 8}
