@@ -45,9 +45,11 @@ def evict(world: World, options: argparse.Namespace) -> int:
 
 
 def _code(found: Evicted) -> int:
-    if found.left or found.alive or not (found.settled or found.ended):
+    if found.left or found.alive:
         return NotInForce.exit_code
-    return NotReady.exit_code if found.unknown else 0
+    if found.unknown:
+        return NotReady.exit_code
+    return 0 if found.settled else NotInForce.exit_code
 
 
 def _target(options: argparse.Namespace) -> Target:
@@ -86,7 +88,7 @@ def _show(found: Evicted) -> None:
 def _amiss(found: Evicted, bound_s: int) -> list[str]:
     lines = [f"{shown(name)}: {words.client(one)} is connected still, after {bound_s} s" for name, one in found.left]
     lines += [f"{shown(name)}: who is connected cannot be told: {why}" for name, why in found.unknown.items()]
-    if not (found.settled or found.ended or found.left):
+    if not (found.settled or found.left or found.unknown):
         lines.append(f"after {bound_s} s there were new clients still: its processes start others")
     if found.alive:
         lines.append(f"still there after SIGKILL: pid {', '.join(map(str, found.alive))}")

@@ -13,6 +13,7 @@ import os
 import signal
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any, Optional, Sequence
 
 from mpsctl.adapters import control_daemon as control
@@ -35,6 +36,8 @@ BOUND_S = 10
 _ANSWER_S = 3.0
 """Within which a daemon has to answer one look; one that did not is asked no more."""
 _LOOKS, _PAUSE_S = 2, 0.1
+_LEAST_PASSES = 3
+"""Of SIGKILL, on a host that is too busy for its time: the first ends who starts others, the next those."""
 _LAST_S = 3.0
 """Of the bound, kept for SIGKILL and what follows it."""
 Connected = tuple[int, ClientFacts]
@@ -81,14 +84,15 @@ class _Running:
 def evict(world: World, target: Target, bound_s: float = BOUND_S, end: bool = False) -> Evicted:
     """Take every client among the target's processes off its GPU, until two looks in a row find none, within a bound.
 
-    With ``end`` its processes get SIGTERM then, and SIGKILL in the last 3 seconds of the bound: who becomes a client
-    meanwhile is taken off first. Where a client is left, or that cannot be told, no process gets a signal.
+    With ``end`` its processes get SIGTERM, and SIGKILL in the last 3 seconds of the bound: who is a client, or becomes
+    one meanwhile, is taken off first. A client that is left gets no signal, and nobody does where that cannot be told.
     """
     found = Evicted(target)
     end_s = world.now_s() + bound_s
     running = _running(world, found)
-    _take_off(world, found, running, end_s - (_LAST_S if end else 0))
-    if end and not found.left and not found.unknown:
+    if not end:
+        _take_off(world, found, running, end_s)
+    elif not found.unknown:
         _end(world, found, running, end_s)
     return found
 
@@ -114,19 +118,23 @@ def _running(world: World, found: Evicted) -> list[_Running]:
 def _take_off(world: World, found: Evicted, running: list[_Running], end_s: float) -> None:
     """Look, and take off whom the look found, until two looks in a row find nobody."""
     empty = 0
-    found.settled = not running
-    while empty < _LOOKS and running:
-        seen = _look(world, found, running, end_s)
-        found.left = [(one.name, client) for one, every in seen for _, client in every]
-        empty = 0 if found.left else empty + 1
-        for one, every in seen:
-            if every:
-                _take_off_one(world, found, one, every)
+    while running:
+        empty = 0 if _pass(world, found, running, end_s) else empty + 1
         found.settled = empty >= _LOOKS
-        if world.now_s() >= end_s:
+        if found.settled or world.now_s() >= end_s:
             return
-        if empty < _LOOKS:
-            world.sleep_s(_PAUSE_S)
+        world.sleep_s(_PAUSE_S)
+
+
+def _pass(world: World, found: Evicted, running: list[_Running], end_s: float) -> bool:
+    """One look, and whom it found taken off; whether it found somebody."""
+    seen = _look(world, found, running, end_s)
+    found.left = [(one.name, client) for one, every in seen for _, client in every]
+    somebody = bool(found.left)
+    for one, every in seen:
+        if every:
+            _take_off_one(world, found, one, every)
+    return somebody
 
 
 def _look(
@@ -176,24 +184,26 @@ def _take_off_one(world: World, found: Evicted, one: _Running, every: Sequence[C
 
 
 def _end(world: World, found: Evicted, running: list[_Running], end_s: float) -> None:
-    """Signals for all processes of the target, with its clients taken off before each.
+    """Signals for all processes of the target: each gets one only after a look that did not show it as a client, or
+    after it was taken off.
 
-    SIGTERM goes to each once. SIGKILL goes to all that are there, again until nobody is: one that is killed may have
-    started another a moment before.
+    SIGTERM goes to each once, also to one that comes later. SIGKILL goes to all that are there, again until nobody is:
+    one that is killed may have started another a moment before.
     """
     known: dict[int, int] = {}
     for number, until_s in ((signal.SIGTERM, end_s - _LAST_S), (signal.SIGKILL, end_s)):
-        while True:
-            members = _members(found.target)
-            if not members:
-                break
-            _take_off(world, found, running, until_s)
-            if found.left or found.unknown:
+        for passes in count(1):
+            _pass(world, found, running, until_s)
+            if found.unknown:
                 return
+            clients = {client.pid for _, client in found.left}
+            members = {pid: at for pid, at in _members(found.target).items() if pid not in clients}
+            if not members and not clients:
+                break
             for pid, started_at in members.items():
                 if (number == signal.SIGKILL or pid not in known) and _send(pid, started_at, number):
                     known[pid] = started_at
-            if world.now_s() >= until_s:
+            if world.now_s() >= until_s and (number == signal.SIGTERM or passes >= _LEAST_PASSES):
                 break
             world.sleep_s(_PAUSE_S)
     found.ended = [pid for pid, at in known.items() if not procfs.lives(pid, at)]
