@@ -10,6 +10,8 @@ from mpsctl.checks.judgement import Finding, View, failed, judgement, passed, un
 from mpsctl.model import duration
 from mpsctl.model.finding import CONVERGE, ENABLE, PERSON, RESTART, START, UNDRAIN, Reason
 from mpsctl.model.foreign import pasted, shown
+from mpsctl.model.places import FINGERPRINT
+from mpsctl.observe import client_environment
 from mpsctl.observe.facts import InstanceFacts
 
 _RECENT_S = 3600
@@ -186,4 +188,29 @@ def why_restart(one: InstanceFacts) -> Optional[str]:
     return main.replaced
 
 
-JUDGEMENTS = (configuration, unit_enabled, unit_active, restarts, drain, restart_pending)
+@judgement()
+def client_file(view: View) -> Finding:
+    """The file of variables for clients says where the daemon that runs is found, and its GPUs."""
+    one = view.one
+    path = view.host.places.client_environment(one.name)
+    if not one.pid:
+        return unknown(no_daemon(view))
+    if one.main is None or one.main.serves is None or one.public is None or why_restart(one) is not None:
+        return passed("not compared while a restart waits")
+    if one.client_file_unread is not None:
+        return unknown(words.unread(one.client_file_unread), "a file", "look at it")
+    variables = client_environment.variables(str(one.public), one.main.serves.devices)
+    expected = client_environment.file(one.name, variables)
+    if one.client_file == expected:
+        return passed(str(path))
+    remedy = "site.yml writes it anew"
+    if one.client_file is None:
+        return warned(f"no {path}: a unit that reads it does not start", "one", remedy, mends=CONVERGE)
+    if not one.client_file.startswith(FINGERPRINT):
+        return warned(f"{path} is not ours", "one of ours", f"move it away, then {remedy}", mends=PERSON)
+    lines = [line for line in one.client_file.splitlines() if not line.startswith("#")]
+    found = f"{path} says {shown(', '.join(lines)) or 'nothing'}: clients that read it may run outside MPS"
+    return warned(found, client_environment.render(variables, "systemd").replace("\n", ", "), remedy, mends=CONVERGE)
+
+
+JUDGEMENTS = (configuration, unit_enabled, unit_active, restarts, drain, restart_pending, client_file)

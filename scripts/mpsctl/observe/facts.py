@@ -311,6 +311,9 @@ class InstanceFacts:
     """whether clients come to the daemon itself, and its directory is closed as the instance lets nobody in"""
     access: Optional[Obstacle] = None
     """what keeps those that may connect from the pipe directory"""
+    client_file: Optional[str] = None
+    """the text of the file of variables for clients; None: there is none"""
+    client_file_unread: Optional[Unread] = None
     connects_as: str = ""
     server_user_unknown: bool = False
     answer: Answer = field(default_factory=Answer)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Callable, Iterator, Optional, Sequence
 
 from mpsctl.adapters import control_daemon as control
-from mpsctl.adapters import hardware, pipe, procfs, without_door
+from mpsctl.adapters import files, hardware, pipe, procfs, without_door
 from mpsctl.adapters.daemon_log import DaemonLog
 from mpsctl.model import daemon_environment
-from mpsctl.model.errors import BadValue, MpsctlError, one_line
+from mpsctl.model.errors import BadValue, MpsctlError, Unreadable, one_line
 from mpsctl.model.instance import Instance
 from mpsctl.observe import daemons, facts, front_door, gpu_processes, process_facts, reachability, room, servers, units
 from mpsctl.observe.daemons import MpsProcesses
@@ -97,6 +97,7 @@ def look(
     _look_at_devices(found, desired, around.gpus)
     if unit.main_pid:
         found.main = main_process(unit.main_pid)
+    _look_at_client_file(world, found)
     public = Path(desired.pipe_directory)
     found.door = front_door.look(world, desired, *door, found)
     jammed = found.door.notes.jammed
@@ -135,6 +136,13 @@ def _look_at_devices(found: InstanceFacts, desired: Instance, gpus: GpuFacts) ->
         found.devices = configuration.resolve(desired, gpus.gpus)
     except BadValue as error:
         found.devices_refused = error
+
+
+def _look_at_client_file(world: World, found: InstanceFacts) -> None:
+    try:
+        found.client_file = files.read_text(world.places.client_environment(found.name), believed=False)
+    except Unreadable as error:
+        found.client_file_unread = Unread("file", NO_ANSWER, one_line(error))
 
 
 def main_process(pid: int) -> MainProcess:
