@@ -230,6 +230,11 @@ def run(parser: argparse.ArgumentParser) -> None:
         "--prove-timeout", metavar="S", default="30", help="seconds to wait for it (default: %(default)s)"
     )
     parser.add_argument("--require-mps", action="store_true", help="exit code 4 if it never became an MPS client")
+    parser.add_argument(
+        "--evict",
+        action="store_true",
+        help="pass SIGTERM, SIGHUP and SIGQUIT on after the daemon has taken its clients off (as root)",
+    )
     parser.add_argument("--report", metavar="FILE", help="write what became of it as JSON; with --json only there")
     parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND")
 

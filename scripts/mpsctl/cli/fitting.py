@@ -173,5 +173,6 @@ def run(world: World, options: argparse.Namespace) -> int:
         require_mps=options.require_mps,
         report=None if options.report is None else Path(options.report),
         quiet=options.json,
+        evict=options.evict,
     )
     return lifecycle.run(world, request, dict(os.environ))

@@ -1,12 +1,14 @@
 """Starting one client of an instance in the foreground, and proving that it became one.
 
 The command is a child in our own process group: the terminal's signals reach it by themselves, what is sent to
-us alone is passed on, and its exit code becomes ours (128 + n after signal n, as shells have it).
+us alone is passed on, and its exit code becomes ours (128 + n after signal n, as shells have it). With ``evict`` a
+signal that ends a process by default is passed on after the daemon has taken the command's clients off.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,8 +21,10 @@ from typing import Any, Mapping, Optional, Sequence
 from mpsctl.adapters import files, trusted
 from mpsctl.adapters.nvml import Nvml
 from mpsctl.checks import became_client
+from mpsctl.lifecycle import evict
+from mpsctl.lifecycle.whose_processes import OfProcess
 from mpsctl.model import foreign, run_environment
-from mpsctl.model.errors import BadValue, MpsctlError, Unreadable
+from mpsctl.model.errors import BadValue, MpsctlError, NotReady, Unreadable
 from mpsctl.model.gpu import Device
 from mpsctl.model.instance import Instance
 from mpsctl.model.run_environment import Lower, RunEnvironment
@@ -31,6 +35,9 @@ from mpsctl.store.world import World
 NEVER_A_CLIENT = 4
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Those of them that end a process in the middle of its kernel, if it does nothing about them. Python's own handler of
+SIGINT waits for the kernel."""
 _FROM_KERNEL = 0x80
 """si_code of a signal that the terminal sent: the child, in the same group, has it already (sigaction(2))."""
 _FIRST_POLL_S, _LONGEST_POLL_S, _LATE_POLL_S = 0.02, 0.5, 2.0
@@ -60,7 +67,8 @@ class Report:
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be run. ``report`` takes the report as JSON; ``quiet`` keeps it off standard error."""
+    """What is to be run. ``report`` takes the report as JSON; ``quiet`` keeps it off standard error. ``evict``: its end
+    by a signal is to spare its neighbours, for root."""
 
     instance: str
     command: Sequence[str]
@@ -69,14 +77,17 @@ class Request:
     require_mps: bool = False
     report: Optional[Path] = None
     quiet: bool = False
+    evict: bool = False
 
 
 def run(world: World, request: Request, inherited: Mapping[str, str]) -> int:
     """Run the command to its end; the exit code.
 
     :raises BadValue: before anything is started, if a value is above the instance's or could not work.
-    :raises NotReady: if NVML does not answer.
+    :raises NotReady: if NVML does not answer, or ``evict`` is asked for by others than root.
     """
+    if request.evict and os.geteuid() != 0:
+        raise NotReady("the daemons take clients off for root alone; run it as root, or leave --evict out")
     instance = configuration.load(world, request.instance)
     with world.nvml() as nvml:
         devices = configuration.resolve(instance, nvml.gpus())
@@ -170,6 +181,8 @@ def _in_foreground(
         while child.poll() is None:
             got = signal.sigtimedwait(waited_for, 1.0)
             if got is not None and got.si_signo != signal.SIGCHLD and got.si_code != _FROM_KERNEL:
+                if request.evict and got.si_signo in _ENDS:
+                    _take_off(world, request, report, child.pid)
                 child.send_signal(got.si_signo)
         watcher.end(child.returncode)
         return child.returncode if child.returncode >= 0 else 128 - child.returncode
@@ -178,6 +191,16 @@ def _in_foreground(
         while signal.sigtimedwait(waited_for, 0) is not None:
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _take_off(world: World, request: Request, report: Report, pid: int) -> None:
+    found = evict.evict(world, OfProcess(pid))
+    for name, one in found.taken_off:
+        _say(request, report, f"pid {one.pid} was taken off the GPU by the daemon of {name}")
+    for name, client in found.left:
+        _say(request, report, f"pid {client.pid} is still a client of {name}: its end may end others' work")
+    for name, why in found.unknown.items():
+        _say(request, report, f"whether it is a client of {name} cannot be told ({why}): its end may end others' work")
 
 
 def _not_started(request: Request, report: Report, why: str, code: int) -> int:

@@ -23,7 +23,7 @@ from mpsctl.adapters import procfs
 from mpsctl.lifecycle import run as lifecycle
 from mpsctl.lifecycle.run import Request
 from mpsctl.model import client_variable, run_environment
-from mpsctl.model.errors import BadValue
+from mpsctl.model.errors import BadValue, NotReady
 from mpsctl.model.gpu import Device
 from mpsctl.model.instance import Instance
 from mpsctl.model.quantity import parse
@@ -249,6 +249,69 @@ def sent_when_there(number: signal.Signals, flag: Path) -> Iterator[None]:
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     yield
     sender.join()
+
+
+# -- an end that spares the neighbours
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_its_clients_are_taken_off_before_a_signal_that_ends_them(
+    evicting: Host, number: signal.Signals, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that is ended in its kernel takes its neighbours along (H200, driver 580)."""
+    script, there = client_that_tells_of_signals(evicting)
+    become_client(evicting, probe="the daemon")
+    when_said(monkeypatch, "is an MPS client", lambda: os.kill(os.getpid(), number))
+    daemon = evicting.running()
+    assert run(evicting, sys.executable, "-c", script, str(there), str(int(number)), evict=True) == 42
+    assert daemon.terminated == [int(there.read_text())]
+    assert "was taken off the GPU by the daemon of 0" in capfd.readouterr().err
+
+
+def test_without_being_asked_to_it_takes_nobody_off(evicting: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, there = client_that_tells_of_signals(evicting)
+    become_client(evicting, probe="the daemon")
+    when_said(monkeypatch, "is an MPS client", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    daemon = evicting.running()
+    assert run(evicting, sys.executable, "-c", script, str(there), str(int(signal.SIGTERM))) == 42
+    assert daemon.terminated == []
+
+
+def test_what_the_daemon_does_not_take_off_is_said_and_ended_all_the_same(
+    evicting: Host, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, there = client_that_tells_of_signals(evicting)
+    become_client(evicting, probe="the daemon")
+    evicting.running().answer_to_terminate = "1"
+    when_said(monkeypatch, "is an MPS client", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert run(evicting, sys.executable, "-c", script, str(there), str(int(signal.SIGTERM)), evict=True) == 42
+    assert "is still a client of 0: its end may end others' work" in capfd.readouterr().err
+
+
+def test_only_root_can_have_clients_taken_off(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    flag = live.places.root / "started"
+    with pytest.raises(NotReady, match="for root alone"):
+        run(live, "touch", str(flag), evict=True)
+    assert not flag.exists()
+
+
+@pytest.fixture
+def evicting(live: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """The fake daemon counts as a process that lives."""
+    main = int(live.world.systemd.show(["mps-control@0.service"])["mps-control@0.service"]["MainPID"])
+    monkeypatch.setattr(procfs, "alive", lambda pid: pid == main or _REAL["alive"](pid))
+    return live
+
+
+def client_that_tells_of_signals(host: Host) -> tuple[str, Path]:
+    """A program that ends with 42 on the signal that it is told, and the file in which its pid stands."""
+    script = (
+        "import os, pathlib, signal, sys; signal.signal(int(sys.argv[2]), lambda *_: sys.exit(42));"
+        " there = pathlib.Path(sys.argv[1]); new = there.with_suffix('.partial');"
+        " new.write_text(str(os.getpid())); new.rename(there); signal.pause()"
+    )
+    return script, host.places.root / "descendant"
 
 
 # -- the proof

@@ -35,7 +35,14 @@ from mpsctl.converge.file_steps import InstallProgram, RemovePartialFile, WriteF
 from mpsctl.converge.instance_steps import Drain, RestoreComputeMode, StopAndRemoveInstance
 from mpsctl.converge.policy_steps import LoadPolicy, UnloadPolicy
 from mpsctl.converge.remains_steps import RemoveFormerDirectory, RemoveTransport
-from mpsctl.converge.removal_steps import RemoveDirectory, RemoveFile, RemoveMetrics, RemoveProgram, StopHelpers
+from mpsctl.converge.removal_steps import (
+    RemoveDirectory,
+    RemoveFile,
+    RemoveMetrics,
+    RemoveProgram,
+    RemoveScript,
+    StopHelpers,
+)
 from mpsctl.converge.request import File
 from mpsctl.converge.step import Context, Occupied, Step, dependent, withhold
 from mpsctl.converge.unit_steps import Enable, Reload, ReloadSystemd, Restart, RestartUnit, Start
@@ -65,6 +72,7 @@ def one_of_each(host: Host) -> dict[type[Step], Step]:
         InstallProgram(program, host.places.program),
         WriteFile(File(path, "text\n")),
         RemoveFile(path),
+        RemoveScript(path),
         RemovePartialFile(path),
         RemoveDirectory(directory),
         RemoveProgram(host.places.program),
