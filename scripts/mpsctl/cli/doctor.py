@@ -10,6 +10,7 @@ from typing import BinaryIO, Callable, Sequence
 from mpsctl.causes import consult
 from mpsctl.cli import output
 from mpsctl.model.errors import BadValue
+from mpsctl.model.foreign import pasted
 from mpsctl.store.world import World
 
 
@@ -63,12 +64,18 @@ def _text(name: str) -> str:
             return _end_of(sys.stdin.buffer) if hasattr(sys.stdin, "buffer") else sys.stdin.read()
         path = Path(name)
         if not path.is_file():
-            raise BadValue(f"{name}, which is no file", "a file", "name one, or - for standard input")
+            raise BadValue(f"{name}, which is no file", "a file", _remedy(name))
         with path.open("rb") as stream:
             stream.seek(max(0, path.stat().st_size - _MOST_BYTES))
             return _end_of(stream)
     except OSError as error:
         raise BadValue(f"no file to read ({error})", "a file", "name one, or - for standard input") from None
+
+
+def _remedy(name: str) -> str:
+    if name.endswith(".service") and "/" not in name:
+        return f"of a unit: systemctl cat {pasted(name)} | mpsctl doctor --unit -"
+    return "name one, or - for standard input"
 
 
 def _end_of(stream: BinaryIO) -> str:

@@ -56,7 +56,7 @@ def _target(options: argparse.Namespace) -> Target:
     if options.user is not None and options.unit is None:
         raise BadValue("--user without --unit", "both", "name the unit of the user's manager")
     if options.unit is not None:
-        unit = checked.option("--unit", check_unit, options.unit)
+        unit = checked.option("--unit", _unit, options.unit)
         return OfUnit(unit, None if options.user is None else _uid(options.user))
     if options.container is not None:
         if not re.fullmatch(_CONTAINER, options.container):
@@ -69,6 +69,14 @@ def _target(options: argparse.Namespace) -> Target:
     return OfProcess(int(options.pid))
 
 
+def _unit(value: object) -> str:
+    unit = check_unit(value)
+    if "@." in unit:
+        one = unit.replace("@.", "@1.")
+        raise BadValue(quoted(unit), "a unit that runs, and no template", f"name each by itself, for example {one}")
+    return unit
+
+
 def _uid(text: str) -> int:
     uid = procfs.uid_of(text)
     if uid is None:
@@ -77,8 +85,9 @@ def _uid(text: str) -> int:
 
 
 def _show(found: Evicted) -> None:
-    if not found.taken_off and not found.left:
-        output.say(f"{shown(str(found.target))}: no client is connected")
+    if not (found.taken_off or found.left or (found.unknown and found.runs)):
+        nobody = "" if found.runs else "no process of it runs, so "
+        output.say(f"{shown(str(found.target))}: {nobody}no client is connected")
     for name, one in found.taken_off:
         output.say(f"{shown(name)}: {words.client(one.client)}: {'; '.join(one.steps)}")
     if found.ended:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
+from mpsctl.adapters import procfs
 from mpsctl.checks import ready as judging
+from mpsctl.checks import words
 from mpsctl.cli import checked, named, output
 from mpsctl.model.checked_values import check_timeout_s
 from mpsctl.model.errors import NotReady
@@ -27,14 +29,16 @@ def ready(world: World, options: argparse.Namespace) -> int:
     while found.why_not is not None and world.now_s() < end_s:
         world.sleep_s(min(_AGAIN_S, max(0.0, end_s - world.now_s())))
         found = judging.of_caller(world, name)
+    who = words.who(procfs.user(found.uid), found.uid)
     code = 0 if found.why_not is None else NotReady.exit_code
     if options.json:
         output.say_json({**found.as_json(), "exit_code": code})
     elif found.why_not is None:
-        output.say(f"{shown(name)}: a client of user {found.uid} would come in now")
+        nothing = "by what this user is told, " if found.untold else ""
+        output.say(f"{shown(name)}: {nothing}a client of {who} would come in now")
     if found.why_not is not None:
-        output.say(f"mpsctl ready: {shown(name)}: not ready for user {found.uid}: {found.why_not}", stream=sys.stderr)
+        output.say(f"mpsctl ready: {shown(name)}: not ready for {who}: {found.why_not}", stream=sys.stderr)
     elif found.untold:
         told = "; ".join(found.untold)
-        output.say(f"mpsctl ready: {shown(name)}: not told to user {found.uid}: {told}", stream=sys.stderr)
+        output.say(f"mpsctl ready: {shown(name)}: not told to {who}: {told}", stream=sys.stderr)
     return code

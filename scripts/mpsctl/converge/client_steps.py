@@ -25,7 +25,7 @@ from mpsctl.converge.step import Context, Step
 from mpsctl.model import run_environment
 from mpsctl.model.client_unit import END, SYSTEM, USER, ClientUnit
 from mpsctl.model.errors import BadValue
-from mpsctl.model.gpu import Gpu, resolve
+from mpsctl.model.gpu import Device, Gpu, resolve
 from mpsctl.model.instance import Instance
 from mpsctl.model.places import CLIENT_DROP_IN, FINGERPRINT, INSTANCE_DROP_IN, PROGRAM, Places
 from mpsctl.model.run_environment import Lower
@@ -84,13 +84,20 @@ class _Host:
             if client.gpu is None and one.name == client.instance:
                 return one
         if client.gpu is not None:
-            device = resolve(client.gpu, self.gpus)
+            device = self._device(client, client.gpu)
             for one in self.instances:
                 if device in configuration.resolve(one, self.gpus):
                     return one
             named = f"{device}, which no instance serves"
         known = ", ".join(one.name for one in self.instances) or "none"
         raise BadValue(f"{client.place}: {named}", f"one of this host's: {known}", "correct it", variable="mps_clients")
+
+    def _device(self, client: ClientUnit, gpu: str) -> Device:
+        try:
+            return resolve(gpu, self.gpus)
+        except BadValue as error:
+            found = f"{client.place}: {error.found}"
+            raise BadValue(found, error.expected, error.remedy, variable="mps_clients") from None
 
     def lower(self, client: ClientUnit, instance: Instance) -> dict[str, str]:
         """The variables of what its processes have less than the instance gives.

@@ -105,7 +105,13 @@ class WriteFile(Step):
         return [Difference(what, before, self.file.content)]
 
     def statements(self) -> tuple[Statement, ...]:
-        return self.changes or (Statement(statement.FILE_WRITTEN, self.instance, name=self.file.path.name),)
+        return self.changes or (Statement(statement.FILE_WRITTEN, self.instance, name=self._called),)
+
+    @property
+    def _called(self) -> str:
+        """Its name, of a drop-in with the unit's: those of ours are all called alike."""
+        path = self.file.path
+        return f"{path.parent.name}/{path.name}" if path.parent.suffix == ".d" else path.name
 
     @classmethod
     def act(cls, steps: Sequence[WriteFile], _: Context) -> None:

@@ -8,7 +8,7 @@ from mpsctl.converge.situation import Situation
 from mpsctl.converge.statement import COMPUTE_MODE, Statement
 from mpsctl.model.gpu import EXCLUSIVE_PROCESS, PROHIBITED, Gpu
 from mpsctl.model.instance import Instance
-from mpsctl.store import saved_compute_modes
+from mpsctl.store import configuration, saved_compute_modes
 
 
 def of_instance(found: Situation, instance: Instance) -> tuple[Statement, ...]:
@@ -19,8 +19,14 @@ def of_instance(found: Situation, instance: Instance) -> tuple[Statement, ...]:
 
 
 def of_removal(found: Situation, name: str) -> tuple[Statement, ...]:
-    """Of an instance that ends for good."""
-    gpus = {device.gpu.index: device.gpu for device in found.facts(name).devices}
+    """Of an instance that ends for good. A GPU that goes to a desired instance with a mode has that one at the end."""
+    others = {
+        device.gpu.index
+        for one in found.desired.instances
+        if one.compute_mode is not None
+        for device in configuration.resolve(one, found.gpus)
+    }
+    gpus = {device.gpu.index: device.gpu for device in found.facts(name).devices if device.gpu.index not in others}
     after = {index: saved_compute_modes.to_bring_back(found.world, gpu) for index, gpu in gpus.items()}
     return _told(gpus, after, name)
 

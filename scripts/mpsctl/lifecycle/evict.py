@@ -57,6 +57,8 @@ class Evicted:
     """whether two looks in a row found nobody; else its processes become clients again and again"""
     ended: list[int] = field(default_factory=list)
     alive: list[int] = field(default_factory=list)
+    runs: bool = True
+    """whether a process of it is there, or a client of it was; a name that is misspelled has none"""
     told: set[int] = field(default_factory=set)
     """of whom a line stands in the journal: one whom the daemon does not take off is tried again and again"""
 
@@ -69,6 +71,7 @@ class Evicted:
             "settled": self.settled,
             "ended": self.ended,
             "alive": self.alive,
+            "runs": self.runs,
         }
 
 
@@ -94,6 +97,7 @@ def evict(world: World, target: Target, bound_s: float = BOUND_S, end: bool = Fa
         _take_off(world, found, running, end_s)
     elif not found.unknown:
         _end(world, found, running, end_s)
+    found.runs = bool(found.taken_off or found.left or found.ended or _members(target))
     return found
 
 

@@ -37,10 +37,12 @@ def variables(public: str, devices: Sequence[str]) -> dict[str, str]:
 
 def file(name: str, found: Mapping[str, str]) -> str:
     """The text of an instance's file of variables: KEY=value lines, which systemd (EnvironmentFile=), docker, podman
-    and compose (``--env-file``, ``env_file``) read alike, and a shell with ``set -a``."""
+    and compose (``--env-file``, ``env_file``) read alike, and a shell with ``set -a``. A container that has the
+    variables and not the directory runs outside MPS, so its head names the command for containers."""
     head = (
         f"{FINGERPRINT}: what clients of instance {name} export.",
-        f"# For EnvironmentFile= of systemd and --env-file of docker and podman. Does one come in? mpsctl ready {name}",
+        f"# For EnvironmentFile= of systemd. A container needs the directory too: mpsctl env {name} --format docker",
+        f"# Does one come in? mpsctl ready {name}",
     )
     return "\n".join([*head, render(found, "systemd")]) + "\n"
 

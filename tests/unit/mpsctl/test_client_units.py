@@ -72,6 +72,12 @@ def test_check_says_what_a_run_does_and_does_nothing(converged: Fleet) -> None:
     assert run(converged).diff == checked.diff
 
 
+def test_a_run_names_the_unit_with_its_drop_in(converged: Fleet) -> None:
+    answer = run(converged, {"unit": "apii.service", "instance": "0"})
+    named = [one["name"] for step in answer.steps for one in step["statements"] if one["what"] == "file-written"]
+    assert named == ["apii.service.d/mps-fleet.conf", "mps-control@0.service.d/mps-fleet-clients.conf"]
+
+
 def test_changed_and_taken_off_again_with_its_folder(converged: Fleet) -> None:
     run(converged, API, {"unit": "web.service", "instance": "1"})
     answer = run(converged, {**API, "instance": 1})
@@ -103,7 +109,7 @@ def test_what_a_client_has_less_than_its_instance_gives(converged: Fleet) -> Non
         ({**API, "memory_limit": "5G"}, "memory_limit 5G"),
         ({**API, "instance": "1", "active_thread_percentage": 60}, "active_thread_percentage 60 %"),
         ({"unit": "api.service", "gpu": "2"}, "which no instance serves"),
-        ({"unit": "api.service", "gpu": "9"}, "GPU 9"),
+        ({"unit": "api.service", "gpu": "9"}, "mps_clients: found mps_clients[api.service]: GPU 9, expected one of"),
     ],
 )
 def test_what_the_host_cannot_give_is_refused_before_anything_changes(

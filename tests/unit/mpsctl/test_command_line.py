@@ -276,6 +276,7 @@ def test_what_cannot_be_written_is_no_trace(words: list[str], where: str) -> Non
     [
         (["doctor", "--log", "-"], None, "no standard input"),
         (["doctor", "--log", "/dev/zero"], b"", "which is no file"),
+        (["doctor", "--unit", "api.service"], b"", "systemctl cat api.service | mpsctl doctor --unit -"),
         (["doctor", "--log", "-", "--unit", "-"], b"", "standard input twice"),
         (["doctor", "--container", "-"], b"[" * 200_000, "nested too deep"),
         (["doctor", "--container", "-"], b"9" * 100_000, "found n"),

@@ -69,6 +69,7 @@ def test_every_client_of_a_unit_is_taken_off_by_its_daemon_and_gets_no_signal(se
 
 def test_nobody_of_it_is_connected(served: Host) -> None:
     join(served, WEB)
+    join(served, connects=False)
     assert run(served).as_json() == Evicted(OfUnit("api.service")).as_json()
 
 
@@ -256,11 +257,25 @@ def test_the_verb(mpsctl: Shell, served: Host) -> None:
     assert mpsctl("evict", "--unit", "api.service", "--timeout", "1") == 3
 
 
+def test_a_unit_without_processes_is_told_from_one_without_clients(mpsctl: Shell, served: Host) -> None:
+    """Its stop comes to this, and so does a name that is misspelled."""
+    join(served, WEB)
+    assert mpsctl("evict", "--unit", "api.service") == 0
+    assert mpsctl.out == "api.service: no process of it runs, so no client is connected\n"
+    join(served, connects=False)
+    assert mpsctl("evict", "--unit", "api.service") == 0
+    assert mpsctl.out == "api.service: no client is connected\n"
+    served.running().not_served = True
+    assert mpsctl("evict", "--unit", "api.service", "--timeout", "1") == 3
+    assert mpsctl.out == "", "nobody can tell"
+
+
 @pytest.mark.parametrize(
     "words",
     [
         [],
         ["--unit", "api"],
+        ["--unit", "worker@.service"],
         ["--unit", "../api.service"],
         ["--pid", "1"],
         ["--pid", "x"],

@@ -195,6 +195,16 @@ def test_ready_ends_with_0_or_says_why_not(mpsctl: Shell, served: Host) -> None:
     assert mpsctl.json("ready", "0")["why"]["cause"] == "unit-active"
 
 
+def test_a_yes_by_less_than_all_says_so(mpsctl: Shell, served: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    tell(served, multi_user=True)
+    assert mpsctl("ready", "0") == 0
+    assert "told" not in mpsctl.out
+    as_alice(served, monkeypatch)
+    assert mpsctl("ready", "0") == 0
+    assert mpsctl.out.startswith("0: by what this user is told, a client of user ")
+    assert "not told to user " in mpsctl.err
+
+
 def test_ready_waits(mpsctl: Shell, served: Host) -> None:
     tell(served, multi_user=True)
     daemon: FakeDaemon = served.running()

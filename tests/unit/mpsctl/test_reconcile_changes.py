@@ -80,6 +80,13 @@ def test_the_gpu_that_an_instance_has_left_gets_its_compute_mode_back(fleet: Fle
     assert [fleet.host.nvml.gpu(index).compute_mode for index in (0, 1)] == ["default", "exclusive_process"]
 
 
+def test_an_instance_that_gets_another_name_says_nothing_of_a_compute_mode_that_stays(fleet: Fleet) -> None:
+    fleet.converge(a=conf(fleet, "a", GPUs="0"))
+    answer = fleet.converge(b=conf(fleet, "b", GPUs="0"))
+    assert [one for step in answer.steps for one in step["statements"] if one["what"] == "compute-mode"] == []
+    assert fleet.host.nvml.gpu(0).compute_mode == "exclusive_process"
+
+
 def test_clients_in_the_way_of_a_restart_are_left_alone_and_named(fleet: Fleet) -> None:
     fleet.converge(a=conf(fleet, "a", GPUs="0"))
     daemon = fleet.host.running("a")
