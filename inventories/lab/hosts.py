@@ -7,6 +7,7 @@ With MPS_LAB_PREFIX=NAME in the environment only the hosts NAME-… count: tests
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -35,7 +36,10 @@ def _variables(host: dict[str, Any]) -> dict[str, Any]:
     # A lab's hosts are made anew all the time, on loopback: their host keys say nothing.
     known = host.get("known_hosts")
     keys = f"-o UserKnownHostsFile={known}" if known else "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+    # Hosts of two labs can have one address, one after the other: no run may take another lab's open connection.
+    connections = hashlib.sha256(host["key"].encode()).hexdigest()[:8]
     return {
+        "ansible_control_path_dir": f"~/.ansible/cp/{connections}",
         "ansible_host": host["address"],
         "ansible_port": host.get("port", 22),
         "ansible_user": host.get("user", "root"),

@@ -67,6 +67,51 @@ def test_a_unit_file_that_systemd_has_not_read(live: Host) -> None:
     only(live, "unit-active", WARNING)
 
 
+# -- the file of variables for clients
+
+
+def test_a_file_of_variables_that_is_gone(live: Host) -> None:
+    live.places.client_environment("0").unlink()
+    found = only(live, "client-file", WARNING)
+    assert found.mends == CONVERGE
+    assert "does not start" in found.found
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("PIPE_DIRECTORY=", "PIPE_DIRECTORY=/tmp"),
+        ("VISIBLE_DEVICES=GPU-", "VISIBLE_DEVICES=GPU-0"),
+        ("CUDA_", "# CUDA_"),
+    ],
+    ids=["another directory", "another GPU", "nothing"],
+)
+def test_a_file_of_variables_that_somebody_changed(live: Host, before: str, after: str) -> None:
+    path = live.places.client_environment("0")
+    path.write_text(path.read_text().replace(before, after))
+    found = only(live, "client-file", WARNING)
+    assert (found.mends, "outside MPS" in found.found) == (CONVERGE, True)
+
+
+def test_a_file_of_variables_of_somebody_else(live: Host) -> None:
+    live.places.client_environment("0").write_text("CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps/0\n")
+    assert only(live, "client-file", WARNING).mends == PERSON
+
+
+def test_a_folder_where_the_file_of_variables_belongs(live: Host) -> None:
+    path = live.places.client_environment("0")
+    path.unlink()
+    path.mkdir()
+    only(live, "client-file", UNKNOWN)
+
+
+def test_while_a_restart_waits_the_file_of_variables_speaks_of_the_daemon_that_runs(live: Host) -> None:
+    live.desired(GPUs="1", ComputeMode="exclusive_process")
+    found = judge(live)
+    assert found.check("0", "client-file").level == OK
+    assert found.check("0", "restart-pending").level == WARNING
+
+
 def test_restarts_by_systemd(live: Host) -> None:
     live.systemd.unit(UNIT).restarts = 3
     assert "3 times" in only(live, "restarts", WARNING).found
