@@ -20,7 +20,8 @@ TITLE = f"x\\n{FORGED} $(touch /tmp/pasted)\\n\\x1b[2J\\x1b]0;forged\\x07"
     [
         "exec /tmp/mine/{program} -IS -c 'import time; time.sleep(600)' -d",
         "sleep 600 | script --quiet --command '/tmp/mine/setuid/{program} root' /dev/null",
-        "/usr/bin/{program} -f",
+        # again and again: it may give up at once
+        "while :; do /usr/bin/{program} -f; sleep 0.05; done",
     ],
     ids=["another program", "a setuid program, so that it is root's", "NVIDIA's own program, as that user"],
 )
