@@ -102,7 +102,7 @@ class Wired:
         return done
 
     def told(self) -> dict[str, Any]:
-        """What `mpsctl clients` has of each instance; its exit code says that nobody can tell while a daemon is down."""
+        """What `mpsctl clients` has of each instance; its exit code is that of a daemon that is down, if one is."""
         told: dict[str, Any] = json.loads(self.run("mpsctl clients --json 2>/dev/null; true"))["instances"]
         return told
 
