@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # pytest-xdist ships no types
 
 PROJECT = Path(__file__).resolve().parents[2]
 LIMIT_MIB = 4096
@@ -24,7 +24,7 @@ def _lab_hosts() -> dict[str, dict[str, Any]]:
     return {host["name"]: host for host in json.loads(done.stdout) if host["name"].startswith(f"{prefix}-")}
 
 
-class _ByHost(LoadScopeScheduling):  # type: ignore[misc]
+class _ByHost(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist ships no types
     """The tests of one host come one after the other, those of several beside each other."""
 
     def _split_scope(self, nodeid: str) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 INSTANCES = {"small": "0", "large": "1"}
 """Which instance each profile stands for."""
 
+# JupyterHub runs this file with that function in it.
 c = get_config()  # type: ignore[name-defined]  # noqa: F821
 c.JupyterHub.spawner_class = "systemdspawner.SystemdSpawner"
 
