@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import Mapping, Optional
 
 from mpsctl.adapters import job_steps, procfs
 from mpsctl.model.shares import Whose
@@ -27,29 +28,36 @@ def whose(pid: int, uid: int) -> Whose:
     job = job_steps.job_of(pid, paths or {})
     if paths is None:
         return Whose(uid, group_untold=procfs.alive(pid), job=job)
+    own = _own(paths)
+    if own is None:
+        return Whose(uid, job=job)
+    mount, path = own
+    container = procfs.container_in(path)
+    end = len(path) if container is None else container[1]
+    group = _made_by_root(mount, path[:end])
+    whole = container is not None and len(group) >= len(path[:end].rstrip("/"))
+    return Whose(uid, _as_units(group), container[0] if container is not None and whole else "", job=job)
+
+
+def paths(pid: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the groups that a process is in, the outermost first: all of them, and those that root made."""
+    own = _own(procfs.control_groups(pid) or {})
+    if own is None:
+        return (), ()
+    mount, path = own
+    whole, made = _as_units(path), _as_units(_made_by_root(mount, path))
+    return tuple(filter(None, whole.split("/"))), tuple(filter(None, made.split("/")))
+
+
+def _own(paths: Mapping[str, str]) -> Optional[tuple[Path, str]]:
+    """The hierarchy in which a process has a group of its own, by its mount, and the group's path; None for none."""
     for mount, name in _MOUNTS:
         path = paths.get(name, "/")
         first = path.strip("/").partition("/")[0]
         # Of the first part alone: a user may name what is below as long as he likes, and take it away again.
         if first and os.path.isdir(mount / first):
-            container = procfs.container_in(path)
-            end = len(path) if container is None else container[1]
-            group = _made_by_root(mount, path[:end])
-            whole = container is not None and len(group) >= len(path[:end].rstrip("/"))
-            return Whose(uid, _as_units(group), container[0] if container is not None and whole else "", job=job)
-    return Whose(uid, job=job)
-
-
-def paths(pid: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of the groups that a process is in, the outermost first: all of them, and those that root made."""
-    found = procfs.control_groups(pid) or {}
-    for mount, name in _MOUNTS:
-        path = found.get(name, "/")
-        first = path.strip("/").partition("/")[0]
-        if first and os.path.isdir(mount / first):
-            whole, made = _as_units(path), _as_units(_made_by_root(mount, path))
-            return tuple(filter(None, whole.split("/"))), tuple(filter(None, made.split("/")))
-    return (), ()
+            return mount, path
+    return None
 
 
 def _as_units(group: str) -> str:
