@@ -195,11 +195,11 @@ def client_file(view: View) -> Finding:
     path = view.host.places.client_environment(one.name)
     if not one.pid:
         return unknown(no_daemon(view))
-    if one.main is None or one.main.serves is None or one.public is None or why_restart(one) is not None:
-        return passed("not compared while a restart waits")
+    if one.found_at is None or not one.serves:
+        return unknown("what the daemon serves is not told", remedy=as_root(view))
     if one.client_file_unread is not None:
         return unknown(words.unread(one.client_file_unread), "a file", "look at it")
-    variables = client_environment.variables(str(one.public), one.main.serves.devices)
+    variables = client_environment.variables(str(one.found_at), one.serves)
     expected = client_environment.file(one.name, variables)
     if one.client_file == expected:
         return passed(str(path))

@@ -237,12 +237,7 @@ def _restarts(found: Situation) -> Iterator[Restart]:
 
 def _stands_elsewhere(facts: InstanceFacts) -> Optional[Path]:
     """The public directory at which clients find an instance, where another one is desired."""
-    if facts.serves_public is not None:
-        return facts.serves_public if facts.serves_public != facts.public else None
-    unit = facts.door.unit if facts.door is not None else None
-    if unit is None or not unit.active or unit.listens_on is None or unit.listens_on.parent == facts.public:
-        return None
-    return unit.listens_on.parent
+    return facts.found_at if facts.found_at != facts.public else None
 
 
 def _why_not_moved(found: Situation) -> Optional[str]:

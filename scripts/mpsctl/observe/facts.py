@@ -362,6 +362,13 @@ class InstanceFacts:
         return Path(self.desired.pipe_directory) if self.desired else None
 
     @property
+    def found_at(self) -> Optional[Path]:
+        """Where clients find it now: what its daemon serves itself, where its front door stands, else as desired."""
+        door = self.door.unit if self.door is not None else None
+        at_door = door.listens_on.parent if door is not None and door.active and door.listens_on is not None else None
+        return self.serves_public or at_door or self.public
+
+    @property
     def serves(self) -> tuple[str, ...]:
         """The devices of the running daemon by UUID, whatever is desired."""
         return self.main.serves.devices if self.main and self.main.serves else ()

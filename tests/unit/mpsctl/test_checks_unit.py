@@ -113,6 +113,18 @@ def test_while_a_restart_waits_the_file_of_variables_speaks_of_the_daemon_that_r
     assert found.check("0", "restart-pending").level == WARNING
 
 
+def test_a_file_of_variables_that_is_wrong_is_told_while_a_restart_waits_as_well(live: Host) -> None:
+    live.desired(GPUs="1", ComputeMode="exclusive_process")
+    live.places.client_environment("0").unlink()
+    assert judge(live).check("0", "client-file").level == WARNING
+
+
+def test_what_the_daemon_serves_is_not_told(live: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As to a user who may not read its environment: nobody says then that the file is right."""
+    monkeypatch.setattr(procfs, "environment", lambda pid: None)
+    assert judge(live).check("0", "client-file").level == UNKNOWN
+
+
 def test_restarts_by_systemd(live: Host) -> None:
     live.systemd.unit(UNIT).restarts = 3
     assert "3 times" in only(live, "restarts", WARNING).found
