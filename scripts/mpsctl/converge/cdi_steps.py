@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, Mapping, Optional, Sequence, Union
 
-from mpsctl.adapters import files
-from mpsctl.converge.file_steps import WriteFile, differs, remove_empty
-from mpsctl.converge.ours import is_ours
+from mpsctl.converge.file_steps import WriteFile, differs, remove_with_folder
+from mpsctl.converge.ours import is_others, is_ours
 from mpsctl.converge.removal_steps import RemoveFile
 from mpsctl.converge.request import File
 from mpsctl.model import cdi
@@ -27,7 +26,7 @@ def steps(
         yield from removal(world, {})
         return
     file = File(path, content)
-    if path.exists() and not is_ours(path):
+    if is_others(path):
         yield WriteFile(file, blocked=_foreign(path))
     elif differs(file):
         yield WriteFile(file)
@@ -68,5 +67,4 @@ class RemoveSpecification(RemoveFile):
     def act(cls, steps: Sequence[RemoveFile], context: object) -> None:
         del context
         for step in steps:
-            files.remove(step.path)
-            remove_empty(step.path.parent)
+            remove_with_folder(step.path)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Iterator, Mapping, Optional, Sequence
 
-from mpsctl.adapters import control_groups, files, procfs
+from mpsctl.adapters import control_groups, procfs
 from mpsctl.converge import ours, statement
 from mpsctl.converge.answer import Difference, state
-from mpsctl.converge.file_steps import WriteFile, differs, remove_empty
+from mpsctl.converge.file_steps import WriteFile, differs, remove_with_folder
 from mpsctl.converge.removal_steps import RemoveFile
 from mpsctl.converge.request import File
 from mpsctl.converge.situation import Situation
@@ -58,7 +58,7 @@ def environment_files(found: Situation, moving: Mapping[str, Optional[Path]]) ->
 
 def _why_foreign(path: Path) -> Optional[str]:
     """The line for a file of somebody else's where one of ours belongs; None where there is none."""
-    if not path.exists() or ours.is_ours(path):
+    if not ours.is_others(path):
         return None
     return f"found {path}, which is not ours, expected none or one of ours; move it away"
 
@@ -196,8 +196,7 @@ class RemoveDropIn(RemoveFile):
     def act(cls, steps: Sequence[RemoveFile], context: Context) -> None:
         del context
         for step in steps:
-            files.remove(step.path)
-            remove_empty(step.path.parent)
+            remove_with_folder(step.path)
 
 
 @dataclass(eq=False, repr=False)

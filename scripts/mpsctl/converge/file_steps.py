@@ -180,3 +180,12 @@ def remove_empty(directory: Path) -> None:
     """Remove a directory that nothing is in."""
     with suppress(OSError):  # somebody else's files are in it, or it is gone
         directory.rmdir()
+
+
+def remove_with_folder(path: Path) -> None:
+    """Remove a file of ours that lies in a folder for files of others, and the folder where nothing else is in it.
+
+    :raises Untrusted: if others can change the folder.
+    """
+    files.remove(path)
+    remove_empty(path.parent)

@@ -43,6 +43,11 @@ def is_ours(path: Path) -> bool:
         return False
 
 
+def is_others(path: Path) -> bool:
+    """Whether something stands there that is not this project's."""
+    return path.exists() and not is_ours(path)
+
+
 def with_binary(file: File) -> File:
     """The file with this host's daemon in it, which distributions keep in many places, and what its systemd can."""
     binary = hardware.binary(hardware.CONTROL_DAEMON) or USUAL_DAEMON

@@ -119,11 +119,11 @@ def _look(world: World) -> _Found:
     if host.systemd_unread is not None:
         raise NotReady(host.systemd_unread.words)
     units = [places.units / name for name in UNIT_FILES]
-    foreign = [path for path in units if path.exists() and not ours.is_ours(path)]
+    foreign = [path for path in units if ours.is_others(path)]
     foreign += [places.conf(name) for name in every if name not in mine]
-    foreign += [path for path in _scripts(places) if path.exists() and not ours.is_ours(path)]
+    foreign += [path for path in _scripts(places) if ours.is_others(path)]
     foreign += _foreign_in_ours(places)
-    foreign += [places.cdi] if places.cdi.exists() and not ours.is_ours(places.cdi) else []
+    foreign += [places.cdi] if ours.is_others(places.cdi) else []
     running = [name for name in ran if host.instances[name].pid or host.instances[name].active]
     return _Found(
         world,
